@@ -131,11 +131,19 @@ MUTANTS = [
         ),
         ("runtime/steps/settling.py", "if len(known) > _MOST_SHAPES:", "if len(known) > 0:"),
         ("runtime/steps/script_sizes.py", "return None if number % self.divisor else", "return"),
-        ("runtime/steps/script_sizes.py", "if new != old and not varied", "if False"),
+        ("runtime/steps/script_sizes.py", "new != old and not varied", "False"),
         ("runtime/steps/script_sizes.py", "values[index] > self._largest[index]", "False"),
-        ("runtime/steps/recorded_sizes.py", "in_part=not is_served", "in_part=False"),
         ("runtime/steps/step_peaks.py", "max(step.peak_bytes, last_bytes)", "step.peak_bytes"),
         ("runtime/steps/unplannable.py", "and resident_bytes >= known", "and resident_bytes > known"),
+    ),
+    *_of(
+        "planning/test_resized_steps.py",
+        (
+            "runtime/steps/recorded_sizes.py",
+            "lines = self._lines(first, in_part=not is_served)",
+            "lines = self._lines(first)",
+        ),
+        ("step/resized_steps.py", "_alike_nearest(steps) if in_part else steps", "steps"),
     ),
     *_of(
         "runtime/training_state",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import vdnn
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.steps.recorded_sizes import RecordedSizes
 from vdnn.step.made_steps import first_save
 from vdnn.step.recording import Recording
 from vdnn.step.resized_steps import guessed, lines_through, resized
@@ -103,6 +104,12 @@ def test_steps_that_save_other_things_do_not_keep_the_rest_from_telling() -> Non
     assert made is not None
     assert [one.nbytes for one in made.lifetimes] == [one.nbytes for one in wanted.lifetimes]
     assert made_from([short, longer[0]], wanted) is None
+    sizes = RecordedSizes(short, has_own_recomputes=True)
+    for one in longer:
+        sizes.note(one, has_own_recomputes=True)
+    told = sizes.tell(first_save(wanted), [], is_served=False)
+    assert told is not None
+    assert [step.is_guess for step in told.steps(lambda _: False)] == [False, False]
 
 
 @pytest.mark.parametrize("length", [112, 160, 320])

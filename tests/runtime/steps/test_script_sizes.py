@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -130,12 +131,17 @@ def test_the_third_length_of_a_text_is_served_by_the_gate(kind: str, machine: Vi
     assert run(Training(machine, kind), sizes)[4:] == [True] * 4
 
 
-def test_batches_of_new_sizes_and_lengths_are_served_once_both_have_varied(kind: str, machine: VirtualMachine) -> None:
+def test_batches_of_new_sizes_and_lengths_are_served_once_both_have_varied(
+    kind: str, machine: VirtualMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = mock.MagicMock()
+    monkeypatch.setattr(ScriptSizes, "failed", failed)
     sizes = [(4, 24), (4, 21), (4, 20), (4, 15), (3, 15), (2, 15), (2, 11), (3, 17), (2, 7), (4, 23), (1, 8)]
     served = run(Training(machine, kind), sizes)
     assert not served[4], "no batch of another size was seen before"
     assert served[6:10] == [True] * 4
     assert not served[10], "a batch of one sequence has other views"
+    assert failed.call_count == 1, "that was the only wrong guess"
 
 
 def test_the_counts_of_steps_with_made_scripts_are_those_of_python(
