@@ -131,7 +131,6 @@ MUTANTS = [
         ),
         ("runtime/steps/settling.py", "if len(known) > _MOST_SHAPES:", "if len(known) > 0:"),
         ("runtime/steps/script_sizes.py", "return None if number % self.divisor else", "return"),
-        ("runtime/steps/script_sizes.py", "new != old and not varied", "False"),
         ("runtime/steps/script_sizes.py", "values[index] > self._largest[index]", "False"),
         ("runtime/steps/step_peaks.py", "max(step.peak_bytes, last_bytes)", "step.peak_bytes"),
         ("runtime/steps/unplannable.py", "and resident_bytes >= known", "and resident_bytes > known"),
