@@ -38,10 +38,10 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     `on_operation(func, args, kwargs, out)` is called after each operation that torch ran.
     """
 
-    def __init__(self, device_type: str = "cpu", on_operation: Operation | None = None) -> None:
+    def __init__(self, device_type: str = "cpu") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device_type = device_type
-        self.on_operation = on_operation
+        self.on_operation: Operation | None = None
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._forks = forks.count
         self._lock = threading.RLock()  # storages may be freed on any thread, and while a method below runs

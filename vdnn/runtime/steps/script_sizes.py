@@ -15,9 +15,9 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple, overload
 
-from vdnn import _C
 from vdnn.runtime.steps.step_script import Event, EventKind, StepScript, count_events
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.step.forms import is_within
@@ -87,17 +87,17 @@ class _Pattern:
     """The events that scripts of several sizes have in common, and their numbers at the known sizes."""
 
     def __init__(self, size: Sizes, script: StepScript) -> None:
-        self._shape = _shape_of(script)
+        self._bare = _bare_events(script)
         self._script = script  # the newest
         self._known = {size: list(_numbers_of(script.events))}
         self._compiled: _Compiled | None = None
 
     def takes(self, size: Sizes, script: StepScript) -> bool:
         """True if the script has this pattern. It is known from then on."""
-        merged = _merged(self._shape, _shape_of(script))
+        merged = _merged(self._bare, _bare_events(script))
         if merged is None or any(len(one) != len(size) for one in self._known):
             return False
-        self._shape, self._script, self._compiled = merged, script, None
+        self._bare, self._script, self._compiled = merged, script, None
         self._known.pop(size, None)
         self._known[size] = list(_numbers_of(script.events))
         if len(self._known) > _MOST_SIZES:
@@ -105,23 +105,23 @@ class _Pattern:
         return True
 
     def script_for(self, first: SaveKey, plan: Plan) -> StepScript | None:
-        if len(self._known) < 2 or any(event.encoded for event in self._shape):
+        if len(self._known) < 2 or any(event.encoded for event in self._bare):
             return None
         if self._compiled is None:
-            self._compiled = _Compiled(self._script, self._shape, self._known)
+            self._compiled = _Compiled(self._script, self._bare, self._known)
         return self._compiled.script_for(first, plan)
 
 
 class _Compiled:
     """A pattern with an index in place of each number, and the product that gives the number of each index."""
 
-    def __init__(self, script: StepScript, shape: Sequence[Event], known: dict[Sizes, list[int]]) -> None:
+    def __init__(self, script: StepScript, bare: Sequence[Event], known: dict[Sizes, list[int]]) -> None:
         self.script = script
         rows = list(zip(*known.values(), strict=True))
         indices: dict[tuple[int, ...], int] = {(one,) * len(known): one for one in _CONSTANTS}
         of_rows = iter([indices.setdefault(row, len(indices)) for row in rows])
         numbered = [_with_numbers(event, lambda _: next(of_rows)) for event in script.events]
-        modules = [event.module for event in shape]
+        modules = [event.module for event in bare]
         self.events = tuple(one._replace(module=module) for one, module in zip(numbered, modules, strict=True))
         self._varied = [len(set(sizes)) > 1 for sizes in zip(*known, strict=True)]
         self._known = next(reversed(known))
@@ -129,11 +129,10 @@ class _Compiled:
         self._largest = [max(row) for row in indices]
         self._exempt = {event.nbytes for event in self.events if event.kind is EventKind.EXEMPT}
         self._planned = {event.planned: event.storage_bytes for event in self.events if event.is_new}
-        lifetimes = {planned: number for number, planned in script.planned.items()}
-        self.native = _C.Script([event.for_gate(lifetimes) for event in self.events])
+        self.native = script.native_of(self.events)
         self.keys = [event.key for event in self.events if event.key is not None]
-        self.saves = dict(zip(script.saves, (one.nbytes for one in self.events if one.key is not None), strict=True))
-        self._counted, self._saved_bytes, self._kept_bytes = _counted(shape, self.events)
+        self.saves = {event.form: event.nbytes for event in self.events if event.form is not None}
+        self._counted, self._saved_bytes, self._kept_bytes = _counted(bare, self.events)
 
     def script_for(self, first: SaveKey, plan: Plan) -> StepScript | None:
         known = zip(first.size, self._known, self._varied, strict=True)
@@ -147,8 +146,9 @@ class _Compiled:
         return _MadeScript(self, whole) if begin == first else None
 
     def _is_planned(self, values: Values, first: SaveKey, plan: Plan) -> bool:
-        """True if no storage is larger than planned, and what is too small to be managed is so here as well: in a step
-        that is smaller than the plan's in every dimension, or where it is no larger than it was seen."""
+        """True if no storage is larger than planned, and no save that was too small to be managed may be large enough
+        here. The plan's own step had those saves too, so they are too small wherever no dimension is larger than its.
+        Elsewhere they must not be larger than they were in the known scripts."""
         begin = next(point.key for point in plan.points if point.key is not None)
         if not is_within(first, begin) and any(values[index] > self._largest[index] for index in self._exempt):
             return False
@@ -241,21 +241,17 @@ def _numbers_of(events: Sequence[Event]) -> Iterator[int]:
                 yield event.moving.elements
 
 
-def _shape_of(script: StepScript) -> list[Event]:
+def _bare_events(script: StepScript) -> list[Event]:
     """The events without numbers."""
-    shape = []
-    for event in script.events:
-        bare = _with_numbers(event, lambda _: 0)
-        shape.append(bare if bare.key is None else bare._replace(key=_first_of_its_kind(bare.key)))
-    return shape
-
-
-def _first_of_its_kind(key: SaveKey) -> SaveKey:
-    return SaveKey(key.producer, key.module, key.dtype, key.size, key.stride, 0)
+    events = []
+    for one in script.events:
+        event = _with_numbers(one, lambda _: 0)
+        events.append(event if event.key is None else event._replace(key=replace(event.key, occurrence=0)))
+    return events
 
 
 def _merged(one: list[Event], other: list[Event]) -> list[Event] | None:
-    """The shape of both, if they are the same. Each may have made some of its modules anew."""
+    """The bare events of two scripts, if they are the same. Each may have made some of its modules anew."""
     if len(one) != len(other):
         return None
     merged = []
@@ -269,11 +265,11 @@ def _merged(one: list[Event], other: list[Event]) -> list[Event] | None:
 
 
 def _counted(
-    shape: Sequence[Event], events: Sequence[Event]
+    bare: Sequence[Event], events: Sequence[Event]
 ) -> tuple[Counters, Counter[int], Counter[tuple[Kept, int]]]:
     """The counts of a step without bytes; and the indices of the bytes that it saves and keeps, with their number."""
     counted = Counters()
-    count_events(shape[1:], counted)
+    count_events(bare[1:], counted)
     counted.kept_bytes.clear()
     saved, kept = Counter[int](), Counter[tuple[Kept, int]]()
     for event in events[1:]:

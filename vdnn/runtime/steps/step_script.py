@@ -133,8 +133,12 @@ class StepScript:
 
     def _follow(self, events: tuple[Event, ...]) -> None:
         self.events: Sequence[Event] = events
+        self.native = self.native_of(events)
+
+    def native_of(self, events: Sequence[Event]) -> _C.Script:
+        """These events for the gate, which have the lifetimes of this script."""
         lifetimes = {planned: number for number, planned in self.planned.items()}
-        self.native = _C.Script([event.for_gate(lifetimes) for event in events])
+        return _C.Script([event.for_gate(lifetimes) for event in events])
 
     def settled_with(self, before: StepScript) -> StepScript | None:
         """The script of both steps, if they were the same. Each may have made some of its modules anew."""
