@@ -535,6 +535,9 @@ class StepOutcome(_Native):
     @property
     def step_ns(self) -> int: ...
     @property
+    def host_ns(self) -> int:
+        """The time in which the host issues the step."""
+    @property
     def absences(self) -> list[tuple[int, int, int]]: ...
     @property
     def stalls(self) -> list[tuple[int, bool, int, list[int]]]:
@@ -553,6 +556,9 @@ class StepModel(_Native):
         storages: Sequence[tuple[int, int, int, int]],
         gaps: Sequence[tuple[int, int, int, int]],
         link: LinkModel,
+        issue_ns: Sequence[int] = [],
+        copy_issue_ns: int = 0,
+        synchronizes: bool = False,
     ) -> None: ...
     def evaluate(
         self,
@@ -572,7 +578,7 @@ class StepModel(_Native):
     def peak_bytes(self, absences: Sequence[tuple[int, int, int]]) -> int: ...
 
 class RecomputedStep(_Native):
-    """A step with recomputes. `compute_ns` has one entry per interval; `step_ns` is their sum."""
+    """A step with recomputes. `compute_ns` has one entry per interval; `step_ns` is the step without moves."""
 
     @property
     def step_ns(self) -> int: ...
@@ -587,7 +593,7 @@ class RecomputedStep(_Native):
     @property
     def gaps(self) -> list[tuple[int, int, int, int, int | None, int, int]]:
         """The fields of each Gap, in the order of gaps_of()."""
-    def model(self, link: LinkModel) -> StepModel: ...
+    def model(self, link: LinkModel, copy_issue_ns: int = 0) -> StepModel: ...
 
 class RecordedStep(_Native):
     """A recording, for the search for what to recompute. See vdnn.planning.recomputing."""
@@ -603,9 +609,12 @@ class RecordedStep(_Native):
         storages: Sequence[tuple[int, int, int, int]],
         uses: Sequence[Sequence[int]],
         read: Sequence[Sequence[int]],
-        recomputes: Sequence[tuple[Sequence[int], int, int, int, int, int, int] | None],
+        recomputes: Sequence[tuple[Sequence[int], int, int, int, int, int, int, int, int] | None],
+        issue_ns: Sequence[int],
+        synchronizes: bool,
     ) -> None:
-        """A recompute is (inputs, known point, compute ns, extra bytes, kept bytes, ns and bytes of the discard)."""
+        """A recompute is (inputs, known point, compute ns, extra bytes, kept bytes, ns and bytes of the discard, issue
+        ns of the recompute and of the discard)."""
     def with_recomputes(self, chosen: Sequence[int]) -> RecomputedStep: ...
 
 def training_step_ns(

@@ -42,9 +42,12 @@ std::unique_ptr<StepModel> make_model(
     std::vector<std::int64_t> compute_ns, std::vector<std::int64_t> peak_bytes, const std::vector<int>& kinds,
     std::vector<std::int32_t> storages_of_points,
     const std::vector<std::tuple<std::int64_t, std::int32_t, std::int32_t, std::int32_t>>& storages,
-    const std::vector<std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t>>& gaps,
-    const LinkModel& link) {
+    const std::vector<std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t>>& gaps, const LinkModel& link,
+    std::vector<std::int64_t> issue_ns, std::int64_t copy_issue_ns, bool synchronizes) {
   StepModel::Shape shape;
+  shape.issue_ns = std::move(issue_ns);
+  shape.copy_issue_ns = copy_issue_ns;
+  shape.synchronizes = synchronizes;
   shape.compute_ns = std::move(compute_ns);
   shape.peak_bytes = std::move(peak_bytes);
   shape.kinds = kinds_of(kinds);
@@ -97,15 +100,16 @@ std::vector<std::tuple<std::int32_t, bool, std::int64_t, std::vector<std::int32_
 
 using StorageTuple = std::tuple<std::int64_t, std::int32_t, std::int32_t, std::int32_t>;
 using Indices = std::vector<std::int32_t>;
-using RecomputeTuple =
-    std::tuple<Indices, std::int32_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+using RecomputeTuple = std::tuple<Indices, std::int32_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                                  std::int64_t, std::int64_t, std::int64_t>;
 
 std::unique_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compute_ns,
                                                  std::vector<std::int64_t> allocated_bytes,
                                                  std::vector<std::int64_t> peak_bytes, const std::vector<int>& kinds,
                                                  Indices lifetimes_of_points, const std::vector<StorageTuple>& storages,
                                                  const std::vector<Indices>& uses, const std::vector<Indices>& read,
-                                                 const std::vector<std::optional<RecomputeTuple>>& recomputes) {
+                                                 const std::vector<std::optional<RecomputeTuple>>& recomputes,
+                                                 std::vector<std::int64_t> issue_ns, bool synchronizes) {
   if (uses.size() != storages.size() || read.size() != storages.size() || recomputes.size() != storages.size()) {
     throw InvalidArgument("storages", "uses, reads and a recompute (or None) for each storage",
                           std::to_string(storages.size()));
@@ -114,17 +118,18 @@ std::unique_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compu
   for (std::size_t index = 0; index < storages.size(); ++index) {
     const auto& [bytes, copy_point, free_point, end_point] = storages[index];
     RecordedLifetime lifetime{
-        {bytes, copy_point, free_point, end_point}, uses[index], read[index], {{}, -1, 0, 0, 0, 0, 0}};
+        {bytes, copy_point, free_point, end_point}, uses[index], read[index], {{}, -1, 0, 0, 0, 0, 0, 0, 0}};
     if (recomputes[index].has_value()) {
-      const auto& [inputs, known_point, recompute_ns, extra_bytes, kept_bytes, discard_ns, discard_bytes] =
-          *recomputes[index];
-      lifetime.recompute = {inputs, known_point, recompute_ns, extra_bytes, kept_bytes, discard_ns, discard_bytes};
+      const auto& [inputs, known_point, recompute_ns, extra_bytes, kept_bytes, discard_ns, discard_bytes, host_ns,
+                   discard_host_ns] = *recomputes[index];
+      lifetime.recompute = {inputs,     known_point,   recompute_ns, extra_bytes,    kept_bytes,
+                            discard_ns, discard_bytes, host_ns,      discard_host_ns};
     }
     lifetimes.push_back(std::move(lifetime));
   }
   return std::make_unique<RecordedStep>(
       RecordedStep::Points{std::move(compute_ns), std::move(allocated_bytes), std::move(peak_bytes), kinds_of(kinds),
-                           std::move(lifetimes_of_points)},
+                           std::move(lifetimes_of_points), std::move(issue_ns), synchronizes},
       std::move(lifetimes));
 }
 
@@ -160,6 +165,7 @@ void bind_planning(py::module_& module) {
   using py::arg;
   py::class_<StepOutcome>(module, "StepOutcome")
       .def_readonly("step_ns", &StepOutcome::step_ns)
+      .def_readonly("host_ns", &StepOutcome::host_ns)
       .def_property_readonly("absences", &absences_of)
       .def_property_readonly("stalls", &stalls_of);
   py::class_<RoomTree>(module, "Room")
@@ -167,7 +173,8 @@ void bind_planning(py::module_& module) {
       .def("take_down", &take_down, arg("wanted"));
   py::class_<StepModel>(module, "StepModel")
       .def(py::init(&make_model), py::kw_only(), arg("compute_ns"), arg("peak_bytes"), arg("kinds"),
-           arg("storages_of_points"), arg("storages"), arg("gaps"), arg("link"))
+           arg("storages_of_points"), arg("storages"), arg("gaps"), arg("link"),
+           arg("issue_ns") = std::vector<std::int64_t>(), arg("copy_issue_ns") = 0, arg("synchronizes") = false)
       .def("evaluate", &evaluate, arg("may_leave"), arg("budget_bytes"), arg("more_room") = std::vector<RoomTuple>(),
            arg("in_order") = false, arg("furthest_first") = false)
       .def("cover", &cover, arg("order"), arg("budget_bytes"))
@@ -184,20 +191,23 @@ void bind_planning(py::module_& module) {
           },
           arg("absences"));
   py::class_<RecomputedStep>(module, "RecomputedStep")
-      .def_property_readonly("step_ns", &RecomputedStep::compute_ns)
+      .def_property_readonly("step_ns", &RecomputedStep::step_ns)
       .def_property_readonly("peak_bytes", &RecomputedStep::peak_bytes)
       .def_property_readonly("least_bytes", &RecomputedStep::least_bytes)
       .def_property_readonly("compute_ns", [](const RecomputedStep& step) { return step.shape.compute_ns; })
       .def_property_readonly("gaps", &gaps_of)
       .def(
           "model",
-          [](const RecomputedStep& step, const LinkModel& link) {
-            return std::make_unique<StepModel>(step.shape, link);
+          [](const RecomputedStep& step, const LinkModel& link, std::int64_t copy_issue_ns) {
+            StepModel::Shape shape = step.shape;
+            shape.copy_issue_ns = copy_issue_ns;
+            return std::make_unique<StepModel>(std::move(shape), link);
           },
-          arg("link"));
+          arg("link"), arg("copy_issue_ns") = 0);
   py::class_<RecordedStep>(module, "RecordedStep")
       .def(py::init(&make_recorded_step), py::kw_only(), arg("compute_ns"), arg("allocated_bytes"), arg("peak_bytes"),
-           arg("kinds"), arg("lifetimes_of_points"), arg("storages"), arg("uses"), arg("read"), arg("recomputes"))
+           arg("kinds"), arg("lifetimes_of_points"), arg("storages"), arg("uses"), arg("read"), arg("recomputes"),
+           arg("issue_ns"), arg("synchronizes"))
       .def("with_recomputes", &RecordedStep::with_recomputes, arg("chosen"));
 }
 

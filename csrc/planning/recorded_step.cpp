@@ -57,9 +57,11 @@ class Rewriting {
   }
 
   RecomputedStep run() {
+    recomputed_.shape.synchronizes = points_.synchronizes;
     for (std::size_t index = 0; index < points_.kinds.size(); ++index) {
       const std::int64_t allocated = points_.allocated_bytes[index];
       compute_ns_ = points_.compute_ns[index];
+      issue_ns_ = points_.issue_ns[index];
       peak_ = points_.peak_bytes[index];
       first_of_.push_back(new_points());
       for (const std::int32_t lifetime : encoded_before_[index]) encode(lifetime, allocated);
@@ -85,8 +87,9 @@ class Rewriting {
     recomputed_.shape.kinds.push_back(kind);
     recomputed_.shape.storages_of_points.push_back(used);
     recomputed_.shape.compute_ns.push_back(compute_ns_);
+    recomputed_.shape.issue_ns.push_back(issue_ns_);
     recomputed_.shape.peak_bytes.push_back(peak_);
-    compute_ns_ = 0;
+    compute_ns_ = issue_ns_ = 0;
     peak_ = allocated;
   }
 
@@ -111,6 +114,7 @@ class Rewriting {
   void encode(std::int32_t index, std::int64_t allocated) {
     const StepRecompute& recompute = lifetimes_[index].recompute;
     compute_ns_ += recompute.discard_ns;
+    issue_ns_ += recompute.discard_issue_ns;
     peak_ = std::max(peak_, allocated + std::max(recompute.kept_bytes, recompute.discard_bytes));
     encoded_at_[index] = new_points();
     add_point(StepPoint::Save, encoding_numbers_[index], allocated);
@@ -128,6 +132,7 @@ class Rewriting {
     if (encoding_numbers_[index] >= 0) inputs.push_back(encoding_numbers_[index]);
     for (const std::int32_t source : inputs) add_point(StepPoint::Use, source, allocated);
     compute_ns_ += lifetime.recompute.compute_ns;
+    issue_ns_ += lifetime.recompute.issue_ns;
     peak_ = std::max(peak_, allocated + lifetime.recompute.extra_bytes) - lifetime.storage.bytes;
     recomputed_at_[index] = new_points();
     is_missing_[index] = false;
@@ -231,6 +236,7 @@ class Rewriting {
   std::vector<std::int32_t> chosen_;
   RecomputedStep recomputed_;
   std::int64_t compute_ns_ = 0;  // of the interval that the next new point ends
+  std::int64_t issue_ns_ = 0;
   std::int64_t peak_ = 0;
   std::vector<std::int32_t> first_of_;
   std::vector<std::int32_t> point_of_;
@@ -246,8 +252,15 @@ class Rewriting {
 
 }  // namespace
 
-std::int64_t RecomputedStep::compute_ns() const {
-  return std::accumulate(shape.compute_ns.begin(), shape.compute_ns.end(), std::int64_t{0});
+std::int64_t RecomputedStep::step_ns() const {
+  std::int64_t host = 0;
+  std::int64_t device = 0;
+  for (std::size_t point = 0; point < shape.compute_ns.size(); ++point) {
+    host += shape.issue_ns[point];
+    device += shape.compute_ns[point];
+    if (shape.synchronizes) device = std::max(device, host);
+  }
+  return std::max(device, host);
 }
 
 std::int64_t RecomputedStep::peak_bytes() const {
@@ -274,8 +287,9 @@ RecordedStep::RecordedStep(Points points, std::vector<RecordedLifetime> lifetime
   const auto count = static_cast<std::int32_t>(points_.kinds.size());
   const std::size_t size = points_.kinds.size();
   require(size > 0 && points_.compute_ns.size() == size && points_.allocated_bytes.size() == size &&
-              points_.peak_bytes.size() == size && points_.lifetimes.size() == size,
-          "points", "at least one point, and a compute time, allocated bytes, a peak and a lifetime for each");
+              points_.peak_bytes.size() == size && points_.lifetimes.size() == size && points_.issue_ns.size() == size,
+          "points",
+          "at least one point, and a compute and an issue time, allocated bytes, a peak and a lifetime for each");
   const auto storages = static_cast<std::int32_t>(lifetimes_.size());
   for (const std::int32_t lifetime : points_.lifetimes) {
     require(lifetime >= -1 && lifetime < storages, "lifetimes of points", "indices of lifetimes, or -1");

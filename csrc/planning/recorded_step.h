@@ -19,6 +19,8 @@ struct StepRecompute {
   std::int64_t kept_bytes;
   std::int64_t discard_ns;
   std::int64_t discard_bytes;
+  std::int64_t issue_ns;  // of the recompute, by the host; the next of the discard
+  std::int64_t discard_issue_ns;
 };
 
 struct RecordedLifetime {
@@ -33,7 +35,8 @@ struct RecordedLifetime {
 struct RecomputedStep {
   StepModel::Shape shape;
   std::vector<std::int32_t> release_points;
-  [[nodiscard]] std::int64_t compute_ns() const;
+  // The step when nothing is offloaded.
+  [[nodiscard]] std::int64_t step_ns() const;
   [[nodiscard]] std::int64_t peak_bytes() const;   // when nothing is offloaded
   [[nodiscard]] std::int64_t least_bytes() const;  // when everything is offloaded that can be
 };
@@ -46,6 +49,8 @@ class RecordedStep {
     std::vector<std::int64_t> peak_bytes;
     std::vector<StepPoint> kinds;
     std::vector<std::int32_t> lifetimes;  // -1 for none
+    std::vector<std::int64_t> issue_ns;
+    bool synchronizes;
   };
 
   // Throws InvalidArgument if indices or sizes are inconsistent.

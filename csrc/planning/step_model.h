@@ -52,6 +52,7 @@ struct StepStall {
 
 struct StepOutcome {
   std::int64_t step_ns;
+  std::int64_t host_ns;  // in which the host issues the step
   std::vector<StepAbsence> absences;
   std::vector<StepStall> stalls;  // in the order of the step
 };
@@ -76,6 +77,10 @@ class StepModel {
     std::vector<std::int32_t> storages_of_points;  // -1 for none
     std::vector<StepStorage> storages;
     std::vector<StepGap> gaps;  // in the order in which offloads are issued
+    // See [Note: The host lane] in simulate.py. `issue_ns` has one entry per point, or none: the host takes no time.
+    std::vector<std::int64_t> issue_ns = {};
+    std::int64_t copy_issue_ns = 0;
+    bool synchronizes = false;
   };
 
   // Throws InvalidArgument if indices or sizes are inconsistent.

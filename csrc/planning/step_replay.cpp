@@ -89,6 +89,8 @@ class Replay {
     for (std::size_t point = 0; point < points; ++point) {
       point_ = static_cast<std::int32_t>(point);
       clock_.advance(compute, shape_.compute_ns[point]);
+      if (!shape_.issue_ns.empty()) host_ns_ += shape_.issue_ns[point];
+      if (shape_.synchronizes) clock_.wait_until(compute, host_ns_);
       each(ends, point, [this](std::int32_t storage) { ended(storage); });
       if (shape_.kinds[point] == StepPoint::End) continue;
       each(copies, point, [this](std::int32_t storage) { copy_out(storage); });
@@ -98,7 +100,8 @@ class Replay {
       each(releases, point, [&](std::int32_t index) { release(absences[index]); });
       each(reloads, point, [this](std::int32_t storage) { reload_early(storage); });
     }
-    return {clock_.now_ns(compute), std::move(absences), std::move(stalls_)};
+    // With both synchronized, the last point is not reached before the host has issued the step.
+    return {std::max(clock_.now_ns(compute), host_ns_), host_ns_, std::move(absences), std::move(stalls_)};
   }
 
  private:
@@ -113,7 +116,8 @@ class Replay {
 
   // In VirtualClock, waiting for a record of the compute stream is waiting for its current time.
   std::int64_t copy(std::uint32_t stream, std::int32_t storage, std::int64_t ready_ns) {
-    clock_.wait_until(stream, ready_ns);
+    host_ns_ += shape_.copy_issue_ns;
+    clock_.wait_until(stream, shape_.synchronizes ? std::max(ready_ns, host_ns_) : ready_ns);
     const auto direction = stream == to_host ? CopyDirection::DeviceToHost : CopyDirection::HostToDevice;
     clock_.copy(stream, static_cast<std::uint64_t>(shape_.storages[storage].bytes), direction);
     std::vector<std::int32_t>& order = order_[stream - to_host];
@@ -186,6 +190,7 @@ class Replay {
   VirtualClock clock_;
   std::vector<Moved> moved_;
   std::int32_t point_ = 0;
+  std::int64_t host_ns_ = 0;            // when the host has issued all so far
   std::vector<std::int32_t> order_[2];  // gaps in the order of offloads and of reloads
   std::vector<StepStall> stalls_;
 };

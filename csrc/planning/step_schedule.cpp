@@ -51,6 +51,8 @@ StepModel::StepModel(Shape shape, const LinkModel& link) : shape_(std::move(shap
   require(shape_.compute_ns.size() == points && shape_.peak_bytes.size() == points &&
               shape_.storages_of_points.size() == points,
           "points", "a compute time, a peak, a kind and a storage for each");
+  require(shape_.issue_ns.empty() || shape_.issue_ns.size() == points, "issue_ns", "a time for each point, or none");
+  require(shape_.copy_issue_ns >= 0, "copy_issue_ns", "0 or more");
   const auto last = static_cast<std::int32_t>(points) - 1;
   const auto storages = static_cast<std::int32_t>(shape_.storages.size());
   for (const std::int32_t storage : shape_.storages_of_points) {

@@ -6,7 +6,7 @@ The cost of computing is part of the recording: from a roofline on a virtual mac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vdnn.errors import InvalidArgumentError
 from vdnn.hardware import HardwareProfile
@@ -16,12 +16,13 @@ from vdnn.step.timeline import Copy, Timeline, Track
 @dataclass(frozen=True, slots=True)
 class LinkCosts:
     """Rates of the link. `duplex_bytes_per_s` is the sum of both directions while both are busy. Each copy adds
-    `latency_ns`."""
+    `latency_ns`. The host needs `issue_ns` to issue a copy, and 0 if nothing is known of it."""
 
     to_host_bytes_per_s: float
     to_device_bytes_per_s: float
     duplex_bytes_per_s: float
     latency_ns: int
+    issue_ns: int = 0
 
     def __post_init__(self) -> None:
         fastest = max(self.to_host_bytes_per_s, self.to_device_bytes_per_s)
@@ -33,6 +34,14 @@ class LinkCosts:
             )
         if self.latency_ns < 0:
             raise InvalidArgumentError(argument="costs", expected="a latency of 0 ns or more", got=str(self.latency_ns))
+        if self.issue_ns < 0:
+            raise InvalidArgumentError(
+                argument="costs", expected="a copy that the host issues in 0 ns or more", got=str(self.issue_ns)
+            )
+
+    def without_host(self) -> LinkCosts:
+        """The same link on a host that takes no time."""
+        return replace(self, issue_ns=0)
 
     def rate(self, track: Track) -> float:
         return self.to_host_bytes_per_s if track is Track.TO_HOST else self.to_device_bytes_per_s
@@ -56,7 +65,7 @@ def measured_costs(timeline: Timeline, otherwise: LinkCosts) -> LinkCosts:
     both = sum(rates.values())
     share = otherwise.duplex_bytes_per_s / (otherwise.to_host_bytes_per_s + otherwise.to_device_bytes_per_s)
     duplex = max(*rates.values(), share * both)
-    return LinkCosts(rates[Track.TO_HOST], rates[Track.TO_DEVICE], duplex, otherwise.latency_ns)
+    return LinkCosts(rates[Track.TO_HOST], rates[Track.TO_DEVICE], duplex, otherwise.latency_ns, otherwise.issue_ns)
 
 
 _LARGE_BYTES = 1 << 20  # below this, latency dominates the time of a copy

@@ -51,8 +51,8 @@ class PlannedStep:
     @property
     def slowdown(self) -> float:
         """The predicted step time as a multiple of the time with everything kept: 1.05 is 5 % longer."""
-        computed_ns = self.recording.compute_ns
-        return self.timeline.step_ns / computed_ns if computed_ns else 1.0
+        kept_ns = self.recording.kept_ns
+        return self.timeline.step_ns / kept_ns if kept_ns else 1.0
 
     @property
     def followed(self) -> Recording:
@@ -122,7 +122,7 @@ def _shortest(planner: PlanPolicy, request: PlanRequest, plans: Iterable[Plan]) 
             most_bytes = max(request.budget_bytes or 0, timeline.peak_bytes)
         elif timeline.step_ns < best[1].step_ns and timeline.peak_bytes <= most_bytes:
             best = plan, timeline
-        if best[1].step_ns <= request.recording.compute_ns:
+        if best[1].step_ns <= request.recording.kept_ns:
             break
     if best is None:
         raise RuntimeError(f"policy {planner.name!r}: expected at least one candidate, got none")
@@ -141,8 +141,8 @@ def _corrected(planner: PlanPolicy, request: PlanRequest, plan: Plan) -> tuple[P
 
 
 def _bound(recording: Recording, costs: LinkCosts, budget_bytes: int | None, step_ns: int) -> Bound | None:
-    if budget_bytes is None or step_ns == recording.compute_ns:
-        return Bound(recording.compute_ns, is_whole=True)  # no step is shorter than its computing
+    if budget_bytes is None or step_ns == recording.kept_ns:
+        return Bound(recording.kept_ns, is_whole=True)  # no step is shorter than with everything kept
     try:
         return lower_bound(recording, costs, budget_bytes, enough_ns=step_ns)
     except VdnnError:

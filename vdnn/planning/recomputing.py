@@ -8,7 +8,7 @@ is encoded, used where it is decoded, moved like any other. These lifetimes come
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from vdnn.errors import InvalidArgumentError
@@ -19,19 +19,33 @@ from vdnn.step.recording import Lifetime, Point, PointKind, Recompute, Recording
 
 def candidates_of(recording: Recording) -> list[int]:
     """Lifetimes that can be recomputed and would then be absent for an interval; the least cost per byte first."""
+    return _ordered_by(cost_ns, recording)
+
+
+def candidates_by_issue(recording: Recording) -> list[int]:
+    """The same lifetimes, those first that the host issues in the least time per byte."""
+    return _ordered_by(host_cost_ns, recording)
+
+
+def _ordered_by(cost: Callable[[Recompute], int], recording: Recording) -> list[int]:
     found = []
     for index, lifetime in enumerate(recording.lifetimes):
         recompute = lifetime.recompute
         if recompute is None or (lifetime.uses and lifetime.uses[0] <= recompute.known_point):
             continue  # used before it could be discarded
         if absent_intervals(lifetime, Absence(recompute.known_point)):
-            found.append((cost_ns(recompute) / max(1, lifetime.nbytes - recompute.kept_bytes), index))
+            found.append((cost(recompute) / max(1, lifetime.nbytes - recompute.kept_bytes), index))
     return [index for _, index in sorted(found)]
 
 
 def cost_ns(recompute: Recompute) -> int:
     """Time of the discard and of the recompute."""
     return recompute.discard_ns + recompute.compute_ns
+
+
+def host_cost_ns(recompute: Recompute) -> int:
+    """Time in which the host issues the discard and the recompute."""
+    return recompute.discard_issue_ns + recompute.issue_ns
 
 
 def planned_recompute(lifetime: Lifetime) -> PlannedLifetime:
@@ -69,6 +83,7 @@ class _Rewriting:
         self._old: list[Point | None] = []  # None: an input that a recompute reads
         self._used: list[int | None] = []
         self._computed_ns: list[int] = []
+        self._issued_ns: list[int] = []
         self._allocated: list[int] = []
         self._peaks: list[int] = []
         # One item for each point of the old step.
@@ -76,7 +91,7 @@ class _Rewriting:
         self._place_of: list[int] = []
         self._recipe_uses: dict[int, list[tuple[int, int]]] = {}  # by lifetime: place of the use, place when it is read
         self._recomputed_in: dict[int, int] = {}  # by chosen lifetime: the interval of its recompute
-        self._compute_ns = self._peak_bytes = 0  # of the interval that the next place ends
+        self._compute_ns = self._issue_ns = self._peak_bytes = 0  # of the interval that the next place ends
         self._ends: dict[int, int] = {}  # by input of a recompute: it is held as long as the graph of its readers
         self._encoded_before: dict[int, list[int]] = {}  # by point of the old step: lifetimes that a codec encodes
         self._encoded_at: dict[int, int] = {}  # by encoded lifetime: the place at which the rest is saved
@@ -101,7 +116,7 @@ class _Rewriting:
     def run(self) -> Recording:
         missing = set(self._chosen)  # not yet recomputed
         for index, old in enumerate(self._recording.points):
-            self._compute_ns, self._peak_bytes = old.compute_ns, old.peak_bytes
+            self._compute_ns, self._issue_ns, self._peak_bytes = old.compute_ns, old.issue_ns, old.peak_bytes
             self._first_of.append(len(self._used))
             for lifetime in self._encoded_before.get(index, ()):
                 self._encode(lifetime, old.allocated_bytes)
@@ -120,9 +135,10 @@ class _Rewriting:
         self._old.append(old)
         self._used.append(used)
         self._computed_ns.append(self._compute_ns)
+        self._issued_ns.append(self._issue_ns)
         self._allocated.append(allocated_bytes)
         self._peaks.append(self._peak_bytes)
-        self._compute_ns, self._peak_bytes = 0, allocated_bytes
+        self._compute_ns, self._issue_ns, self._peak_bytes = 0, 0, allocated_bytes
 
     def _missing_for(self, index: int, missing: Collection[int]) -> list[int]:
         """All that has to be recomputed before a use of `index`, in the runtime's order: inputs first, itself last."""
@@ -143,6 +159,7 @@ class _Rewriting:
         recompute, number = self._recomputes[index], self._number[index]
         saved = self._recording.points[self._recording.lifetimes[index].saves[0]].key
         self._compute_ns += recompute.discard_ns
+        self._issue_ns += recompute.discard_issue_ns
         more_bytes = max(recompute.kept_bytes, recompute.discard_bytes)
         self._peak_bytes = max(self._peak_bytes, allocated_bytes + more_bytes)
         self._encoded_at[index] = len(self._used)
@@ -156,6 +173,7 @@ class _Rewriting:
         for source in inputs:
             self._place(None, source, allocated_bytes)
         self._compute_ns += recompute.compute_ns
+        self._issue_ns += recompute.issue_ns
         # The storage is absent up to here. _count_bytes() counts it as present in all later intervals.
         self._peak_bytes = max(self._peak_bytes, allocated_bytes + recompute.extra_bytes) - lifetime.nbytes
         self._recomputed_in[index] = end = len(self._used)
@@ -196,11 +214,11 @@ class _Rewriting:
 
     def _points(self) -> tuple[Point, ...]:
         return tuple(
-            Point(PointKind.USE, used, None, compute_ns, allocated_bytes, peak_bytes)
+            Point(PointKind.USE, used, None, compute_ns, allocated_bytes, peak_bytes, issue_ns=issue_ns)
             if old is None
-            else Point(old.kind, used, old.key, compute_ns, allocated_bytes, peak_bytes, old.operation)
-            for old, used, compute_ns, allocated_bytes, peak_bytes in zip(
-                self._old, self._used, self._computed_ns, self._allocated, self._peaks, strict=True
+            else Point(old.kind, used, old.key, compute_ns, allocated_bytes, peak_bytes, old.operation, issue_ns)
+            for old, used, compute_ns, issue_ns, allocated_bytes, peak_bytes in zip(
+                self._old, self._used, self._computed_ns, self._issued_ns, self._allocated, self._peaks, strict=True
             )
         )
 

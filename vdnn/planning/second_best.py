@@ -98,7 +98,7 @@ class _Trials:
         nothing fits the budget."""
         followed: Recording = with_recomputes(self._recording, recomputed)
         if followed.peak_bytes <= self._budget_bytes:
-            return followed.compute_ns
+            return followed.kept_ns
         gaps = [gap for gap in gaps_of(followed) if gap.lifetime != kept]
         if not gaps:
             return None
@@ -106,7 +106,7 @@ class _Trials:
         computed_ns = [point.compute_ns for point in followed.points]
         as_planned = Choice(bytes((gap.lifetime, gap.number) in self._moved for gap in gaps))
         starts = [as_planned, *first_choices(computed_ns, gaps, self._request.costs)]
-        found = Search(model, gaps, self._budget_bytes, followed.compute_ns, _MOVES).run(starts)
+        found = Search(model, gaps, self._budget_bytes, followed.kept_ns, _MOVES).run(starts)
         return None if found is None else self._simulated_ns(followed, gaps, found)
 
     def _simulated_ns(self, followed: Recording, gaps: Sequence[Gap], found: Found) -> int | None:

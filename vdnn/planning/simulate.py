@@ -3,6 +3,15 @@
 The replay follows the runtime's order of calls. At a point, in this order: copies to the host that may begin there are
 issued; a use waits for its reload, which is issued there if it was not prefetched; the plan's releases wait for their
 copies to the host; the plan's reloads are issued, the next used first. A plan for another step is refused.
+
+[Note: The host lane] The device runs nothing before the host has issued it. The host needs `issue_ns` of a point for
+the operations since the previous one, recomputes included, and for each copy the time that the costs give. At a point
+the compute stream goes on when it has computed and the host has issued all so far; a copy begins no earlier than the
+host has issued it. If the program synchronizes, host and device begin each step together. If not, the host runs ahead,
+also into the next step, and what it gained in one step it keeps: step follows step as fast as the slower of the two
+allows, which is the longer of the step on a host that takes no time and the time in which the host issues it. A step
+that the device bounds is shown as it is once the host is far enough ahead; one that the host bounds, with the lead that
+one step leaves to the next.
 """
 
 from __future__ import annotations
@@ -10,6 +19,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from vdnn.errors import InvalidArgumentError
 from vdnn.planning.costs import LinkCosts
@@ -20,13 +30,31 @@ from vdnn.step.plan import Absence, Action, Plan, PlannedLifetime
 from vdnn.step.recording import Lifetime, PointKind, Recording
 from vdnn.step.timeline import Copy, Mark, Timeline, Track
 
+# A step that the host bounds is as the one before it after a few steps.
+_MOST_STEPS = 16
+
 
 def simulate(recording: Recording, plan: Plan, costs: LinkCosts) -> Timeline:
     """The predicted timeline. `recording` is of the step without a plan. Raises VdnnError if the plan is for another
     step."""
     followed = recording_under(recording, plan.lifetimes)
     require_plan_of(followed, plan)
-    return _Replay(followed, plan.lifetimes, costs).run()
+
+    def run(host: _Host | None) -> Timeline:
+        return _Replay(followed, plan.lifetimes, costs, host).run()
+
+    if followed.synchronizes:
+        return run(_Host(0))
+    ahead = run(None)
+    if ahead.host_ns <= ahead.step_ns:
+        return ahead
+    lead_ns, timeline = 0, run(_Host(0))
+    for _ in range(_MOST_STEPS):
+        later_ns = lead_ns + timeline.step_ns - timeline.host_ns
+        if later_ns == lead_ns:
+            break
+        lead_ns, timeline = later_ns, run(_Host(-later_ns))
+    return replace(timeline, step_ns=timeline.host_ns)
 
 
 def require_plan_of(recording: Recording, plan: Plan) -> None:
@@ -59,11 +87,24 @@ class _Storage:
         return not self.is_released or point < self.lifetime.free_point
 
 
+class _Host:
+    """The host during the replay. `now_ns`: when it has issued all so far, before 0 if it is ahead of the device."""
+
+    def __init__(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+
+
 class _Replay:
-    def __init__(self, recording: Recording, planned: Sequence[PlannedLifetime], costs: LinkCosts) -> None:
+    """One step. Without a host, the host is as far ahead as needed."""
+
+    def __init__(
+        self, recording: Recording, planned: Sequence[PlannedLifetime], costs: LinkCosts, host: _Host | None
+    ) -> None:
         self._recording = recording
         self._planned = planned
         self._link = LinkClock(costs)
+        self._copy_issue_ns = costs.issue_ns
+        self._host = host
         self._now_ns = 0
         self._copies: list[Copy] = []
         self._storages: dict[int, _Storage] = {}
@@ -90,6 +131,10 @@ class _Replay:
         marks = []
         for index, point in enumerate(self._recording.points):
             self._now_ns += point.compute_ns
+            host_stall_ns = 0
+            if self._host is not None:
+                self._host.now_ns += point.issue_ns
+                host_stall_ns = self._wait_until(self._host.now_ns)
             begin_ns = self._now_ns
             for storage in self._ends_at.pop(index, ()):
                 self._end(storage)
@@ -106,8 +151,9 @@ class _Replay:
                     self._reload_early(storage, index)
             stalled_ns = self._now_ns - begin_ns
             stalls = stalled_ns - reload_stall_ns, reload_stall_ns
-            marks.append(Mark(index, begin_ns, self._now_ns, *stalls, *memory.at(index)))
-        return Timeline("predicted", self._recording.clock, self._now_ns, tuple(marks), tuple(self._copies))
+            marks.append(Mark(index, begin_ns, self._now_ns, *stalls, *memory.at(index), host_stall_ns))
+        host_ns = self._recording.issue_ns + self._copy_issue_ns * len(self._copies)
+        return Timeline("predicted", self._recording.clock, self._now_ns, tuple(marks), tuple(self._copies), host_ns)
 
     def _wait_until(self, time_ns: int) -> int:
         stalled_ns = max(0, time_ns - self._now_ns)
@@ -116,6 +162,9 @@ class _Replay:
 
     def _copy(self, track: Track, storage: _Storage, ready_ns: int) -> int:
         nbytes = storage.lifetime.nbytes
+        if self._host is not None:
+            self._host.now_ns += self._copy_issue_ns
+            ready_ns = max(ready_ns, self._host.now_ns)
         begin_ns, end_ns = self._link.copy(track, nbytes, ready_ns)
         self._copies.append(Copy(track, storage.index, nbytes, begin_ns, end_ns))
         return end_ns

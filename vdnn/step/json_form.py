@@ -2,7 +2,8 @@
 or of other such dataclasses.
 
 Every file names its form and its version. A truncated file, a file of another form and a file of another version are
-refused with a FormatError. Files are written whole or not at all.
+refused with a FormatError. A field that has a default may be missing: the file is older than the field. Files are
+written whole or not at all.
 """
 
 from __future__ import annotations
@@ -106,8 +107,10 @@ def _decode_dataclass(found: Any, kind: Any, where: str) -> Any:
     if not isinstance(found, dict):
         raise FormatError(where=where, problem=f"expected an object, got {found!r}.")
     hints = typing.get_type_hints(kind)
-    missing = sorted(set(hints) - set(found))
+    later = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
+    missing = sorted(set(hints) - set(found) - later)
     unknown = sorted(set(found) - set(hints))
     if missing or unknown:
         raise FormatError(where=where, problem=f"missing {missing or 'nothing'}, unknown {unknown or 'nothing'}.")
-    return kind(**{name: _decode(found[name], hint, f"{where}.{name}") for name, hint in hints.items()})
+    known = {name: hint for name, hint in hints.items() if name in found}
+    return kind(**{name: _decode(found[name], hint, f"{where}.{name}") for name, hint in known.items()})

@@ -9,7 +9,7 @@ bytes include them.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from vdnn.step.json_form import load_file, save_text, to_json
@@ -58,7 +58,8 @@ class Point:
 
     `compute_ns` is the compute time since the previous point. `allocated_bytes` are the bytes allocated at this point,
     and `peak_bytes` the most since the previous point, both with everything kept. `operation` is the node of the graph
-    that used the storage, such as "ConvolutionBackward0"; "" at a save and outside a backward pass.
+    that used the storage, such as "ConvolutionBackward0"; "" at a save and outside a backward pass. `issue_ns` is the
+    time in which the host issues what is computed since the previous point; 0 if nothing is known of the host.
     """
 
     kind: PointKind
@@ -68,6 +69,7 @@ class Point:
     allocated_bytes: int
     peak_bytes: int
     operation: str = ""
+    issue_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ class Recompute:
     `operation`, such as "relu <- batch_norm", reads the lifetimes `inputs` in this order. The storage may be discarded
     from `known_point` on. The recompute needs at most `extra_bytes` above the bytes allocated before it, including the
     storage itself. A codec keeps `kept_bytes` and reads only those; its encoding takes `discard_ns` right before
-    `known_point`, and at most `discard_bytes`, including the kept bytes.
+    `known_point`, and at most `discard_bytes`, including the kept bytes. The host needs `issue_ns` for the recompute,
+    and `discard_issue_ns` for what a codec encodes.
     """
 
     operation: str
@@ -88,6 +91,8 @@ class Recompute:
     kept_bytes: int = 0
     discard_ns: int = 0
     discard_bytes: int = 0
+    issue_ns: int = 0
+    discard_issue_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,8 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The recording of one step. `clock` names the clock of its times: "virtual", "device" or "host"."""
+    """The recording of one step. `clock` names the clock of its times: "virtual", "device" or "host". `synchronizes`:
+    the host waits for the device between this step and the next, so that it is never ahead when a step begins."""
 
     backend: str
     device_name: str
@@ -123,10 +129,56 @@ class Recording:
     parameter_bytes: int
     points: tuple[Point, ...]
     lifetimes: tuple[Lifetime, ...]
+    synchronizes: bool = False
 
     @property
     def compute_ns(self) -> int:
         return sum(point.compute_ns for point in self.points)
+
+    @property
+    def issue_ns(self) -> int:
+        """The time in which the host issues the step with everything kept; 0 if nothing is known of the host."""
+        return sum(point.issue_ns for point in self.points)
+
+    @property
+    def kept_ns(self) -> int:
+        """The step with everything kept: no plan has a shorter one. See [Note: The host lane] in simulate.py."""
+        host_ns = device_ns = 0
+        for point in self.points:
+            host_ns += point.issue_ns
+            device_ns += point.compute_ns
+            if self.synchronizes:
+                device_ns = max(device_ns, host_ns)
+        return max(device_ns, host_ns)
+
+    def without_host(self) -> Recording:
+        """The same step on a host that takes no time."""
+        return self.with_issue_times(0) if self.has_host else self
+
+    @property
+    def has_host(self) -> bool:
+        """True if something is known of the host."""
+        return any(point.issue_ns for point in self.points)
+
+    def with_issue_times(self, factor: float) -> Recording:
+        """The same step on a host that takes `factor` times as long."""
+        return replace(
+            self,
+            points=tuple(replace(point, issue_ns=round(point.issue_ns * factor)) for point in self.points),
+            lifetimes=tuple(
+                one
+                if one.recompute is None
+                else replace(
+                    one,
+                    recompute=replace(
+                        one.recompute,
+                        issue_ns=round(one.recompute.issue_ns * factor),
+                        discard_issue_ns=round(one.recompute.discard_issue_ns * factor),
+                    ),
+                )
+                for one in self.lifetimes
+            ),
+        )
 
     @property
     def peak_bytes(self) -> int:

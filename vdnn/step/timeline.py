@@ -37,7 +37,8 @@ class Copy:
 class Mark:
     """The compute stream at one point: it reached the point at `begin_ns`, stalled, and went on at `end_ns`.
 
-    `allocated_bytes` are the bytes allocated at `end_ns`; `peak_bytes` is the most since the previous mark.
+    `allocated_bytes` are the bytes allocated at `end_ns`; `peak_bytes` is the most since the previous mark. Before
+    `begin_ns` the compute stream waited `host_stall_ns` for the host, which had not issued its operations yet.
     """
 
     point: int
@@ -47,17 +48,28 @@ class Mark:
     reload_stall_ns: int
     allocated_bytes: int
     peak_bytes: int
+    host_stall_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The timeline of one step."""
+    """The timeline of one step. The host needs `host_ns` to issue it; 0 if nothing is known of the host."""
 
     source: str  # "measured" or "predicted"
     clock: str
     step_ns: int
     marks: tuple[Mark, ...]
     copies: tuple[Copy, ...]
+    host_ns: int = 0
+
+    @property
+    def is_bound_by_host(self) -> bool:
+        """True if the step takes as long as the host needs to issue it."""
+        return 0 < self.step_ns <= self.host_ns
+
+    @property
+    def host_stall_ns(self) -> int:
+        return sum(mark.host_stall_ns for mark in self.marks)
 
     @property
     def peak_bytes(self) -> int:

@@ -22,7 +22,7 @@ def test_each_order_of_a_choice_is_scheduled_so() -> None:
     chosen = bytes([1] * len(gaps))
     outcomes = []
     for furthest_first in (False, True):
-        search = Search(model, gaps, budget, compute_ns=0, effort=1)
+        search = Search(model, gaps, budget, kept_ns=0, effort=1)
         found = search.run([Choice(chosen, furthest_first=furthest_first)])
         assert found is not None
         expected = schedule(recording, gaps, chosen, budget, furthest_first=furthest_first)
@@ -42,10 +42,10 @@ def test_the_best_of_the_starts_is_returned() -> None:
     times = [one.step_ns for one in taken if one is not None]
     assert sorted(times, reverse=True) == times
     assert len(set(times)) == len(starts)
-    found = Search(model, gaps, budget, compute_ns=0, effort=len(starts)).run(starts)
+    found = Search(model, gaps, budget, kept_ns=0, effort=len(starts)).run(starts)
     assert found is not None
     assert found.step_ns == times[-1]
-    found = Search(model, gaps, budget, compute_ns=0, effort=len(starts)).run(starts[::-1])
+    found = Search(model, gaps, budget, kept_ns=0, effort=len(starts)).run(starts[::-1])
     assert found is not None
     assert found.step_ns == times[-1]
 

@@ -2,14 +2,15 @@
 
 lower_bound() solves up to three programs (stall_program.py): a linear program; for small steps one in which storages
 are whole; and where storages can be recomputed and the bound is far from the plan at hand, one with integers for the
-choice of recomputes only, whose choice plans may try. It needs SciPy, and raises BudgetError if no plan is under the
-budget.
+choice of recomputes only, whose choice plans may try. Nor is a step shorter than the time in which the host issues it
+(host_bound.py). It needs SciPy, and raises BudgetError if no plan is under the budget.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vdnn.planning.bound.host_bound import host_bound_ns
 from vdnn.planning.bound.stall_program import StallProgram
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import gaps_of
@@ -68,16 +69,20 @@ def lower_bound(
     """
     require_feasible_budget(recording, budget_bytes)
     if recording.peak_bytes <= budget_bytes:
-        return Bound(recording.compute_ns, is_whole=True)
+        return Bound(recording.kept_ns, is_whole=True)
     gaps, recomputes = gaps_of(recording), bool(candidates_of(recording))
     variables = list(_VARIABLES_WITH_RECOMPUTES if recomputes else _VARIABLES)
     if enough_ns is None:
         variables = variables[-1:]
-    least_ns = 0
+    least_ns = host_bound_ns(recording, gaps, costs, budget_bytes)
+    if enough_ns is not None and least_ns >= enough_ns * (1 - _CLOSE):
+        return Bound(least_ns, is_whole=False)
+    found_before_ns = 0
     for most in [anchors] if anchors else sorted({max(_LEAST_ANCHORS, count // len(gaps)) for count in variables}):
         first = StallProgram(recording, gaps, costs, budget_bytes, most, is_whole=False)
         found_ns = recording.compute_ns + first.solve(nodes)
-        raised_ns, least_ns = found_ns - least_ns, max(least_ns, found_ns)
+        raised_ns, found_before_ns = found_ns - found_before_ns, max(found_before_ns, found_ns)
+        least_ns = max(least_ns, found_ns)
         if enough_ns is not None and least_ns >= enough_ns * (1 - _CLOSE):
             return Bound(least_ns, is_whole=False)
         if enough_ns is not None and raised_ns < _WORTH_MORE * (enough_ns - least_ns):
@@ -85,7 +90,8 @@ def lower_bound(
     if len(gaps) <= (_MOST_GAPS_WITH_RECOMPUTES if recomputes else _MOST_GAPS):
         most = anchors or max(_LEAST_ANCHORS, _MOST_WHOLE // (2 * len(gaps)))
         whole = StallProgram(recording, gaps, costs, budget_bytes, most, is_whole=True)
-        return Bound(max(least_ns, recording.compute_ns + whole.solve(nodes)), is_whole=True)
+        whole_ns = recording.compute_ns + whole.solve(nodes)
+        return Bound(max(least_ns, whole_ns), is_whole=whole_ns >= least_ns)
     chosen = frozenset[int]()
     if enough_ns is not None and enough_ns > least_ns * (1 + _FAR) and len(candidates_of(recording)) <= _MOST_CHOSEN:
         most = anchors or max(_LEAST_ANCHORS, _VARIABLES_WITH_WHOLE_RECOMPUTES // len(gaps))

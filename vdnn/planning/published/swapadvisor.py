@@ -94,7 +94,7 @@ class _Evolution:
                 f"swapadvisor: expected a plan under {self.budget_bytes} bytes with all gaps, found none"
             )
         population = [everything]
-        while self._evaluated < self.evaluations and population[0].step_ns > self.recording.compute_ns:
+        while self._evaluated < self.evaluations and population[0].step_ns > self.recording.kept_ns:
             if self._evaluated < _POPULATION:
                 genes = self._random_genes()
             else:

@@ -3,6 +3,9 @@
 The default policy. It searches for the best moves without recomputes, and again with the recomputes that a shorter
 search found best. plan_step() takes the shortest of these plans, which is never slower than one with moves alone. The
 same recording gives the same plan on any machine.
+
+The search first plans for a host that takes no time. If the host bounds that plan's step, it searches once more with
+the host lane, where each copy and recompute has to be issued, so that fewer and larger ones are chosen.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from vdnn.planning.recomputing import candidates_of, planned_recompute, with_rec
 from vdnn.planning.search.auto_offload import AutoOffload
 from vdnn.planning.search.effort import FULL, Effort
 from vdnn.planning.search.recompute_choice import RecomputeChoice
+from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Plan
+from vdnn.step.timeline import Timeline
 
 _LONG = 1500  # steps with more points get one finalist only
 
@@ -43,6 +48,21 @@ class Auto(PlanPolicy):
         return replace(self._moves.plan(request), policy=self.name)
 
     def candidates(self, request: PlanRequest) -> Iterator[Plan]:
+        recording, costs = request.recording, request.costs
+        if not recording.has_host:
+            yield from self._candidates(request)
+            return
+        without = request._replace(recording=recording.without_host(), costs=costs.without_host())
+        best: Timeline | None = None
+        for one in self._candidates(without):
+            yield one
+            timeline = simulate(recording, one, costs)
+            if best is None or timeline.step_ns < best.step_ns:
+                best = timeline
+        if best is not None and best.host_stall_ns:
+            yield from self._candidates(request)
+
+    def _candidates(self, request: PlanRequest) -> Iterator[Plan]:
         moved = self.plan(request)
         yield moved
         if request.budget_bytes is None or not moved.offloaded_bytes or not candidates_of(request.recording):

@@ -70,7 +70,7 @@ class AutoOffload(PlanPolicy):
 
     def _best(self, request: PlanRequest, budget_bytes: int, gaps: Sequence[Gap], model: _C.StepModel) -> _Candidate:
         recording = request.recording
-        computed_ns, least = recording.compute_ns, least_bytes(recording)
+        kept_ns, least = recording.kept_ns, least_bytes(recording)
         effort = round(self._effort * _EFFORT / len(recording.points))
         effort = max(_LEAST_EVALUATIONS, min(_MOST_EVALUATIONS, effort))
         compute_ns = [point.compute_ns for point in recording.points]
@@ -84,12 +84,12 @@ class AutoOffload(PlanPolicy):
             return _Candidate(outcome.step_ns, _bytes_of(gaps, outcome.absences), outcome.absences)
 
         at_once = (model.evaluate(one.may_leave, budget_bytes) for one in (starts[0], *covers(budget_bytes)))
-        candidates = [candidate(one) for one in at_once if one is not None and one.step_ns <= computed_ns]
+        candidates = [candidate(one) for one in at_once if one is not None and one.step_ns <= kept_ns]
         if candidates:
             return min(candidates)  # nothing is slowed down, so nothing can be faster
         for rung_bytes in (*_ladder(least, recording.peak_bytes, budget_bytes), budget_bytes):
             share = effort // 2 if rung_bytes == budget_bytes else effort // (2 * _RUNGS)
-            search = Search(model, gaps, rung_bytes, computed_ns, share)
+            search = Search(model, gaps, rung_bytes, kept_ns, share)
             found = search.run([*starts, *covers(rung_bytes)])
             if found is not None:
                 candidates.append(candidate(found.outcome))
@@ -98,7 +98,7 @@ class AutoOffload(PlanPolicy):
             if model.peak_bytes(absences) <= budget_bytes:
                 candidates.append(_Candidate(model.replay(absences).step_ns, _bytes_of(gaps, absences), absences))
         best = min(candidates)
-        if best.step_ns > computed_ns:
+        if best.step_ns > kept_ns:
             absences, step_ns = polish(model, gaps, budget_bytes, best.absences, best.step_ns, effort // 4)
             best = _Candidate(step_ns, _bytes_of(gaps, absences), absences)
         return best

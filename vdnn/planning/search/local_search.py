@@ -26,6 +26,8 @@ _STALLS = 6
 _MOST_STALE = 60
 # The search descends from the best of its starts only.
 _DESCENTS = 4
+# So many of the smallest used gaps are left out, one after another, in one round of a step that the host bounds.
+_SMALLEST = 12
 # So many of the unused gaps are tried in one round.
 _LET_IN = 12
 
@@ -81,7 +83,7 @@ class Search:
     model: _C.StepModel
     gaps: Sequence[Gap]
     budget_bytes: int
-    compute_ns: int  # no step is shorter, so the search ends when it reaches this
+    kept_ns: int  # no step is shorter, so the search ends when it reaches this
     effort: int
     best: Found | None = None
     evaluated: int = 0
@@ -89,7 +91,7 @@ class Search:
 
     @property
     def is_over(self) -> bool:
-        return self.evaluated >= self.effort or (self.best is not None and self.best.step_ns <= self.compute_ns)
+        return self.evaluated >= self.effort or (self.best is not None and self.best.step_ns <= self.kept_ns)
 
     def run(self, starts: Sequence[Choice]) -> Found | None:
         """The best choice found. None if none of the starts fits the budget."""
@@ -146,6 +148,9 @@ class Search:
                     yield choice.toggled(earlier)
             if gap >= 0 and is_reload:
                 yield from self._with_room_for(choice, gap, reload_points.get(gap, -1))
+        if found.outcome.host_ns >= found.step_ns:
+            for gap in sorted(reload_points, key=lambda gap: self.gaps[gap].nbytes)[:_SMALLEST]:
+                yield choice.toggled(gap)  # a copy less to issue
         yield from choice.in_other_orders()
         left_out = [gap for gap, flag in enumerate(choice.may_leave) if not flag]
         for gap in left_out[-_LET_IN:]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vdnn.planning.policies.plan_policy import PlanRequest
-from vdnn.planning.recomputing import candidates_of, cost_ns
+from vdnn.planning.recomputing import candidates_by_issue, candidates_of, cost_ns, host_cost_ns
 from vdnn.planning.search.auto_offload import first_choices
 from vdnn.planning.search.effort import Effort
 from vdnn.planning.search.local_search import Search
@@ -43,6 +43,7 @@ class RecomputeTrial:
     step_ns: int
     chosen: frozenset[int]
     waited_for: tuple[int, ...] = ()
+    is_bound_by_host: bool = False
 
 
 class RecomputeChoice:
@@ -71,7 +72,10 @@ class RecomputeChoice:
             return [RecomputeTrial(0, frozenset(one)) for one in itertools.chain.from_iterable(choices)]
         # Encoded storages are cheap per byte, but the parts that they leave may take the room of recomputes.
         whole = [one for one in candidates if not self._recomputes[one].kept_bytes]
-        for order in (candidates, whole):
+        orders = [candidates, whole]
+        if self._request.recording.has_host:
+            orders.append(candidates_by_issue(self._request.recording))
+        for order in orders:
             self._try_counts(self._fitting(order))
         self._improve()
         self._disturb()
@@ -154,7 +158,8 @@ class RecomputeChoice:
     def _neighbours(self, best: RecomputeTrial, width: int) -> Iterator[frozenset[int]]:
         """Sets of candidates to toggle."""
         to_add = [one for one in best.waited_for if one in self._recomputes and one not in best.chosen]
-        to_remove = sorted(best.chosen, key=lambda one: (-cost_ns(self._recomputes[one]), one))
+        cost = host_cost_ns if best.is_bound_by_host else cost_ns
+        to_remove = sorted(best.chosen, key=lambda one: (-cost(self._recomputes[one]), one))
         if width > 1:
             yield frozenset(to_add[:width])
             yield frozenset(to_remove[:width])
@@ -182,10 +187,12 @@ class RecomputeChoice:
         if recomputed.least_bytes > self._budget_bytes:
             return None
         gaps = gaps_of_recomputed(recomputed)
-        search = Search(recomputed.model(self._link), gaps, self._budget_bytes, recomputed.step_ns, self._moves)
+        model = recomputed.model(self._link, self._request.costs.issue_ns)
+        search = Search(model, gaps, self._budget_bytes, recomputed.step_ns, self._moves)
         found = search.run(list(first_choices(recomputed.compute_ns, gaps, self._request.costs)))
         if found is None:
             return None
         stalls = sorted(found.outcome.stalls, key=lambda stall: -stall[2])
         waited_for = [gaps[gap].lifetime for stall in stalls for gap in (stall[0], *stall[3]) if gap >= 0]
-        return RecomputeTrial(found.step_ns, chosen, tuple(dict.fromkeys(waited_for)))
+        is_bound_by_host = found.outcome.host_ns >= found.step_ns
+        return RecomputeTrial(found.step_ns, chosen, tuple(dict.fromkeys(waited_for)), is_bound_by_host)

@@ -32,6 +32,9 @@ def make_step_model(recording: Recording, gaps: Sequence[Gap], costs: LinkCosts)
         storages=[(one.nbytes, one.copy_point, one.free_point, one.end_point) for one in lifetimes],
         gaps=[(gap.lifetime, _point(gap.use), gap.first, gap.last) for gap in gaps],
         link=make_link_model(costs),
+        issue_ns=[point.issue_ns for point in points],
+        copy_issue_ns=costs.issue_ns,
+        synchronizes=recording.synchronizes,
     )
 
 
@@ -57,10 +60,12 @@ def make_recorded_step(recording: Recording) -> _C.RecordedStep:
         uses=[one.uses for one in lifetimes],
         read=[one.read for one in lifetimes],
         recomputes=[None if one.recompute is None else _tuple_of(one.recompute) for one in lifetimes],
+        issue_ns=[point.issue_ns for point in points],
+        synchronizes=recording.synchronizes,
     )
 
 
-def _tuple_of(recompute: Recompute) -> tuple[tuple[int, ...], int, int, int, int, int, int]:
+def _tuple_of(recompute: Recompute) -> tuple[tuple[int, ...], int, int, int, int, int, int, int, int]:
     return (
         recompute.inputs,
         recompute.known_point,
@@ -69,6 +74,8 @@ def _tuple_of(recompute: Recompute) -> tuple[tuple[int, ...], int, int, int, int
         recompute.kept_bytes,
         recompute.discard_ns,
         recompute.discard_bytes,
+        recompute.issue_ns,
+        recompute.discard_issue_ns,
     )
 
 
