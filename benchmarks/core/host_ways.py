@@ -56,6 +56,7 @@ class CountedGauges(Gauges):
     """Gauges of a device without a count of memory. `readings` and `marks` are those of all gauges so far."""
 
     clock = "device"
+    reads_ends = False  # as a GPU's
     readings = 0
     marks = 0
 

@@ -200,7 +200,7 @@ def test_a_device_that_waits_for_the_host_does_not_stall(
         for end in ends:
             span: Any = ((end - 50) * US, end * US)
             meter.copied(track, 0, 1, span)
-    meter.hook(0, (100 * US, 150 * US, 200 * US, 250 * US), 0, 0)
+    meter.hook(0, 100 * US, (150 * US, 200 * US), 250 * US, 0, 0)
     meter.finish(300 * US, 320 * US, 0)
     timeline = meter.timeline()
     assert (timeline.release_stall_ns, timeline.reload_stall_ns) == (stalls_us[0] * US, stalls_us[1] * US)
@@ -211,6 +211,6 @@ def test_a_wait_that_ends_with_its_copy_is_all_stall_within_the_precision_of_eve
     meter = Meter(MarksAreTimes(), 0, 0)
     span: Any = (0, 200 * US + 400)  # the device's events are half a microsecond exact
     meter.copied(Track.TO_DEVICE, 0, 1, span)
-    meter.hook(0, (100 * US, 150 * US, 200 * US, 250 * US), 0, 0)
+    meter.hook(0, 100 * US, (150 * US, 200 * US), 250 * US, 0, 0)
     meter.finish(300 * US, 300 * US, 0)
     assert meter.timeline().reload_stall_ns == 50 * US

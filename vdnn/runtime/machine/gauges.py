@@ -38,6 +38,7 @@ class Gauges(ABC):
     """
 
     clock: str
+    reads_ends = True  # also at the end of a hook that has done nothing on the device
 
     def __init__(self) -> None:
         self.absent_bytes = 0
@@ -46,6 +47,7 @@ class Gauges(ABC):
         self._trial_peak_bytes = 0
         self._is_unnoticed = False
         self._is_unread = False  # a trial has ended in this hook, and its end was not read
+        self.has_tried = False  # a trial has begun in this hook
 
     @abstractmethod
     def mark(self, stream: _C.Stream) -> Mark:
@@ -78,7 +80,7 @@ class Gauges(ABC):
 
     def hook_begins(self) -> Peaks:
         """The same as take_peaks, where a hook begins."""
-        self._is_unread = False
+        self._is_unread = self.has_tried = False
         return self.take_peaks()
 
     def hook_ends(self, *, has_changed: bool) -> Peaks:
@@ -110,7 +112,7 @@ class Gauges(ABC):
     def unnoticed(self) -> Iterator[None]:
         """A context for a trial: its allocations count only for a peak that is taken inside, and for that of trials. On
         a virtual machine the clock of the step stands still, and marks that are made inside measure the trial."""
-        self._is_unnoticed = self._is_unread = True
+        self._is_unnoticed = self._is_unread = self.has_tried = True
         try:
             yield
             self.take_peaks()
@@ -196,6 +198,7 @@ class CudaGauges(Gauges):
     """
 
     clock = "device"
+    reads_ends = False
 
     def __init__(self, torch_device: torch.device, device: _C.Device) -> None:
         super().__init__()

@@ -219,11 +219,14 @@ class SessionRecipes:
             return False  # only a part of the storage is managed
         save_key = self._steps.save_key
         recipe = None if node is None else find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH, expensive=True)
-        codec = codec_for(tensor, self._codecs, managed.transport) if tensor.nbytes == managed.nbytes else None
-        if recipe is not None and not recipe.is_cheap and codec is not None:
-            recipe = None  # a user who names a lossy codec prefers it to repeating an expensive operation
-        if recipe is not None and self._accept(managed, recipe, save_key, self._steps.save_form, discards=discards):
+        is_cheap = recipe is not None and recipe.is_cheap
+        codec = None if is_cheap else self._codec_for(managed, tensor)
+        # A user who names a lossy codec prefers it to repeating an expensive operation.
+        repeated = recipe if codec is None else None
+        form = self._steps.save_form
+        if repeated is not None and self._accept(managed, repeated, save_key, form, discards=discards):
             return True
+        codec = self._codec_for(managed, tensor) if is_cheap else codec
         if codec is not None:
             encodings = self._to_encode if discards else self._to_try
             encodings.add(_Encoding(weakref.ref(packed), codec, save_key))
@@ -234,6 +237,9 @@ class SessionRecipes:
             self._ownerless_here().append(_Ownerless(weakref.ref(packed), discards, save_key))
             return True
         return False
+
+    def _codec_for(self, managed: ManagedStorage, tensor: torch.Tensor) -> type[Codec] | None:
+        return codec_for(tensor, self._codecs, managed.transport) if tensor.nbytes == managed.nbytes else None
 
     def _ownerless_here(self) -> list[_Ownerless]:
         """The saves of this thread that wait for a later save."""

@@ -145,6 +145,8 @@ class StepEnds:
 
     def is_due_before_save(self, *, graphs_are_gone: bool) -> bool:
         """True if the step is over before this save, so that the save belongs to the next step."""
+        if self._saved_since and not (self._is_pending or graphs_are_gone):
+            return False  # as below, for most saves
         if in_backward():
             return False
         if self.is_due():

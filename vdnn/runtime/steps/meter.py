@@ -26,8 +26,7 @@ Ends = Mapping[Track, Sequence[int]]  # when the copies of each track ended, in 
 class _Hook(NamedTuple):
     point: int
     begin: Mark
-    reload_begin: Mark | None
-    reload_end: Mark | None
+    reload_marks: tuple[Mark, Mark] | None
     end: Mark
     allocated_bytes: int
     peak_bytes: int
@@ -43,14 +42,21 @@ class Meter:
         self.resident_bytes = resident_bytes + gauges.absent_bytes
         self._end: tuple[Mark, Mark] = (begin, begin)
         self._last: tuple[int, int] = (0, 0)
-        self._hooks: list[_Hook] = []
+        self._hooks: list[tuple[int, Mark, tuple[Mark, Mark] | None, Mark, int, int]] = []  # of a _Hook
         self._copies: list[tuple[Track, int, int, tuple[_C.Event, _C.Event]]] = []
 
     def hook(
-        self, point: int, marks: tuple[Mark, Mark | None, Mark | None, Mark], allocated_bytes: int, peak_bytes: int
+        self,
+        point: int,
+        begin: Mark,
+        reload_marks: tuple[Mark, Mark] | None,
+        end: Mark,
+        allocated_bytes: int,
+        peak_bytes: int,
     ) -> None:
-        """A hook is over, and so many bytes are allocated. `point` is the last point of the step so far."""
-        self._hooks.append(_Hook(point, *marks, allocated_bytes, peak_bytes))
+        """A hook is over, and so many bytes are allocated. `point` is the last point of the step so far.
+        `reload_marks`: before and after its use waited for a reload."""
+        self._hooks.append((max(point, 0), begin, reload_marks, end, allocated_bytes, peak_bytes))
 
     def copied(self, track: Track, lifetime: int, nbytes: int, span: tuple[_C.Event, _C.Event]) -> None:
         self._copies.append((track, lifetime, nbytes, span))
@@ -64,7 +70,7 @@ class Meter:
     @property
     def peak_bytes(self) -> int:
         """The peak so far. Does not wait for the device."""
-        return max([self._last[1], *(hook.peak_bytes for hook in self._hooks)])
+        return max([self._last[1], *(peak_bytes for *_, peak_bytes in self._hooks)])
 
     def timeline(self) -> Timeline:
         """May block until the device has passed the step's end."""
@@ -74,7 +80,7 @@ class Meter:
             for track, lifetime, nbytes, span in self._copies
         )
         ends = {track: sorted(copy.end_ns for copy in copies if copy.track is track) for track in Track}
-        marks = [self._mark_of(hook, ends) for hook in self._hooks]
+        marks = [self._mark_of(_Hook(*hook), ends) for hook in self._hooks]
         computed_ns, step_ns = (gauges.ns_between(begin, mark) for mark in self._end)
         end_point = marks[-1].point + 1 if marks else 0
         released_ns = _stall_ns(ends[Track.TO_HOST], computed_ns, step_ns)
@@ -85,8 +91,8 @@ class Meter:
         begin_ns, end_ns = (self._gauges.ns_between(self._begin, mark) for mark in (hook.begin, hook.end))
         release_ns = reload_ns = 0
         before_ns = begin_ns
-        if hook.reload_begin is not None:
-            reloads = (self._gauges.ns_between(self._begin, mark) for mark in (hook.reload_begin, hook.reload_end))
+        if hook.reload_marks is not None:
+            reloads = (self._gauges.ns_between(self._begin, mark) for mark in hook.reload_marks)
             reload_begin_ns, reload_end_ns = reloads
             release_ns = _stall_ns(ends[Track.TO_HOST], begin_ns, reload_begin_ns)
             reload_ns = _stall_ns(ends[Track.TO_DEVICE], reload_begin_ns, reload_end_ns)

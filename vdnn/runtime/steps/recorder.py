@@ -101,6 +101,7 @@ class Recorder:
         self._recompute_mark: Mark | None = None  # where the recompute before the next point began
         self._recompute_peak_bytes = 0
         self._held: list[tuple[_Life, weakref.ref[ManagedStorage]]] = []  # by us, and maybe by others
+        self._sources: dict[int, _Source] = {}  # the last one at each native address
         self._resident_bytes = gauges.allocated_bytes() + gauges.absent_bytes
 
     # Called in the hooks, in this order.
@@ -206,13 +207,15 @@ class Recorder:
             return
         managed.keep_reloaded()
         self._held.append((life, managed.reference))
-        if managed.entry is not None and managed.entry.is_aliased:
-            for one in self._lives:
-                if one.source is not None and one.source.watched is not None and one.source.watched() is storage:
-                    life.source = one.source
-                    one.source.lives.append(life)
-                    return
-        life.source = source = _Source(storage.nbytes(), [life])
+        address = storage._cdata
+        known = self._sources.get(address)
+        if (
+            known is not None and known.watched is not None and known.watched() is storage
+        ):  # see [Note: Parts of a storage]
+            life.source = known
+            known.lives.append(life)
+            return
+        life.source = source = self._sources[address] = _Source(storage.nbytes(), [life])
         source.watched = weakref.ref(storage, functools.partial(self._storage_ended, source))
 
     def _storage_ended(self, source: _Source, _: object) -> None:

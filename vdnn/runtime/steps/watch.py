@@ -9,7 +9,6 @@ the first of several devices is watched.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 
 import torch
@@ -46,23 +45,8 @@ _PRODUCTS = 2
 _INSIDE_ANOTHER = contextlib.nullcontext()  # or on a device that is not watched
 
 
-class _Hook:
-    """The context around a hook. A context manager of contextlib's takes several times as long."""
-
-    __slots__ = ("_watch",)
-
-    def __init__(self, watch: StepWatch) -> None:
-        self._watch = watch
-
-    def __enter__(self) -> None:
-        self._watch.hook_begins()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._watch.hook_ends(was_interrupted=kind is not None)
-
-
 class StepWatch:
-    """Follows the steps of one session."""
+    """Follows the steps of one session. It is itself the context around each hook: see `hook`."""
 
     is_watching = True
 
@@ -88,8 +72,7 @@ class StepWatch:
         self._ends = StepEnds()
         self.settling = Settling(self._ends)
         self._guards = StepGuards(options.planner, self._plans, modules, self.settling, offload)
-        self._thread = threading.local()
-        self._busy = False
+        self._is_in_hook = False  # the thread that holds the packer's lock is in a watched hook
         self._observed: ObservedHook | None = None  # the running hook
         self._has_passed_through = False  # a save of the running step
         self._step = WatchedStep(self._ends)
@@ -190,10 +173,12 @@ class StepWatch:
 
     def before_save(self) -> None:
         """Ends the step that is over before this save, or its micro-batch: each is planned by itself."""
-        self.settling.leave()
-        if self._ends.is_due_before_save(graphs_are_gone=self._graphs_are_gone):
+        if self.settling.followed is not None:
+            self.settling.leave()
+        are_gone = self._graphs_are_gone
+        if self._ends.is_due_before_save(graphs_are_gone=are_gone):
             self.end_step()
-        elif self._plans.is_planning and self._ends.is_micro_batch_over(graphs_are_gone=self._graphs_are_gone):
+        elif are_gone and self._plans.is_planning and self._ends.is_micro_batch_over(graphs_are_gone=are_gone):
             self._end_micro_batch([])
             self._step = WatchedStep(self._ends, is_later=True)
             self._begin_observers(is_settled=self.settling.is_expected)
@@ -264,22 +249,23 @@ class StepWatch:
         """A context around everything that a hook does on the device."""
         if self.transport is None:
             self._open(transport)
-        return _INSIDE_ANOTHER if self._busy or transport is not self.transport else _Hook(self)
+        return _INSIDE_ANOTHER if self._is_in_hook or transport is not self.transport else self
 
-    def hook_begins(self) -> None:
+    def __enter__(self) -> None:
+        """A hook begins. A context manager of contextlib's takes several times as long."""
         if self.settling.followed is not None:
             self.settling.continue_in_python()
-        self._busy = self._thread.is_in_hook = True
+        self._is_in_hook = True
         try:
             self._observe()
         except BaseException:
-            self.hook_ends(was_interrupted=True)
+            self.__exit__(BaseException)
             raise
 
-    def hook_ends(self, *, was_interrupted: bool) -> None:
-        """`was_interrupted`: by an exception."""
+    def __exit__(self, interruption: type[BaseException] | None, *_: object) -> None:
+        """A hook ends. `interruption`: the class of the exception that interrupted it."""
         try:
-            if not was_interrupted:
+            if interruption is None:
                 self._step.make_moves()
         finally:
             observed, self._observed = self._observed, None
@@ -287,7 +273,7 @@ class StepWatch:
                 if observed is not None:
                     observed.end()
             finally:
-                self._busy = self._thread.is_in_hook = False
+                self._is_in_hook = False
 
     def _open(self, transport: Transport) -> None:
         """The first hook that knows its device."""
@@ -297,12 +283,10 @@ class StepWatch:
 
     def _observe(self) -> None:
         """From now on the running hook is marked, and its memory counts, if that of the step is."""
-        if self._step.is_observed and self.gauges is not None and self.transport is not None:
-            self._observed = ObservedHook(self._step, self.gauges, self.transport)
-
-    @property
-    def _is_in_hook(self) -> bool:  # True if this thread is in a watched hook
-        return getattr(self._thread, "is_in_hook", False)
+        step = self._step
+        is_observed = step.recorder is not None or step.meter is not None
+        if is_observed and self.gauges is not None and self.transport is not None:
+            self._observed = ObservedHook(step, self.gauges, self.transport)
 
     def unpacked(self, packed: PackedView | PackedShard) -> torch.Tensor:
         """Unpacks a save, and marks how long the use waits for its reload."""
@@ -351,7 +335,7 @@ class StepWatch:
 
     def make_room_for_product(self, nbytes: int) -> None:
         """The same in a hook that is no point, between the two saves of an operation that has not begun."""
-        if self._busy or self.transport is None:
+        if self._is_in_hook or self.transport is None:
             return
         with self.hook(self.transport):
             if self._step.recorder is not None:

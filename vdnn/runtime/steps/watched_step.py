@@ -41,12 +41,13 @@ _CHECKED = 2
 class ObservedHook:
     """A running hook of a step that is recorded or measured: it is marked, and its memory counts."""
 
-    __slots__ = ("_begin", "_changes", "_gauges", "_peaks", "_step", "_stream", "_transport")
+    __slots__ = ("_begin", "_changes", "_context", "_gauges", "_offloads", "_peaks", "_step", "_stream")
 
     def __init__(self, step: WatchedStep, gauges: Gauges, transport: Transport) -> None:
-        self._step, self._gauges, self._transport = step, gauges, transport
-        self._changes = transport.release_context.changes
-        step.reload_marks = None, None
+        self._step, self._gauges = step, gauges
+        context = self._context = transport.release_context
+        self._changes, self._offloads = context.changes, context.offloads
+        step.reload_marks = None
         stream = self._stream = transport.current_stream()
         begin, peaks = gauges.mark(stream), gauges.hook_begins()
         self._begin, self._peaks = begin, peaks
@@ -54,25 +55,29 @@ class ObservedHook:
             step.recorder.reached(begin, peaks.with_absent_bytes, peaks.allocated_bytes)
 
     @property
-    def _has_changed(self) -> bool:
-        """True if the hook has allocated or freed something, apart from trials."""
-        return self._transport.release_context.changes != self._changes
+    def allocated_bytes(self) -> int:
+        return self._gauges.allocated_in_hook(has_changed=self._context.changes != self._changes)
 
     @property
-    def allocated_bytes(self) -> int:
-        return self._gauges.allocated_in_hook(has_changed=self._has_changed)
+    def is_idle(self) -> bool:
+        """True if the hook has done nothing on the device: its stream has reached nothing new since it began."""
+        context, step = self._context, self._step
+        has_issued = context.changes != self._changes or context.offloads != self._offloads
+        return not (has_issued or self._gauges.has_tried) and step.reload_marks is None
 
     def end(self) -> None:
-        step, gauges, stream = self._step, self._gauges, self._stream
-        end = gauges.mark(stream)
-        own = gauges.hook_ends(has_changed=self._has_changed)
+        step, gauges, stream, end = self._step, self._gauges, self._stream, self._begin
+        peak_bytes, _, allocated_bytes = self._peaks
+        if gauges.reads_ends or not self.is_idle:
+            end = gauges.mark(stream)
+            own = gauges.hook_ends(has_changed=self._context.changes != self._changes)
+            peak_bytes, allocated_bytes = max(peak_bytes, own.peak_bytes), own.allocated_bytes
         if step.recorder is not None:
             step.recorder.left(gauges.mark(stream) if gauges.fall_behind(stream) else end)
-        peak_bytes = max(self._peaks.peak_bytes, own.peak_bytes)
-        step.peak_bytes = max(step.peak_bytes, peak_bytes)
+        if peak_bytes > step.peak_bytes:
+            step.peak_bytes = peak_bytes
         if step.meter is not None:
-            marks = (self._begin, *step.reload_marks, end)
-            step.meter.hook(max(step.point, 0), marks, own.allocated_bytes, peak_bytes)
+            step.meter.hook(step.point, self._begin, step.reload_marks, end, allocated_bytes, peak_bytes)
 
 
 class WatchedStep:
@@ -86,7 +91,7 @@ class WatchedStep:
         self.lifetimes = 0
         self.peak_bytes = 0  # allocated at one time, so far
         self.resident_bytes = 0  # allocated when it began
-        self.reload_marks: tuple[Mark | None, Mark | None] = None, None  # of the running hook
+        self.reload_marks: tuple[Mark, Mark] | None = None  # of the running hook
         self.keys = SaveKeys(is_later=is_later)
         self.save_key: SaveKey | None = None  # of the last save
         self.save_form: Form | None = None
@@ -113,11 +118,6 @@ class WatchedStep:
         """Removes the meter, unless the step is recorded or is one of the first that follow its plan."""
         if self.recorder is None and executor.checked_steps >= _CHECKED:
             self.meter = None
-
-    @property
-    def is_observed(self) -> bool:
-        """True if its hooks are marked and their memory counts."""
-        return self.recorder is not None or self.meter is not None
 
     def was_refused(self) -> None:
         """Its first save was refused: the step has not begun, and another may begin in its place."""

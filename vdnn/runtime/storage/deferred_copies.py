@@ -48,11 +48,12 @@ class AfterOperation(Generic[Item]):
 
     def take(self) -> Iterable[Item]:
         """Takes the items of this thread whose operation is over."""
-        if not self.number:
+        waiting = self._here.waiting if self.number else ()
+        if not waiting:
             return ()
-        waiting, now = self.waiting(), _sequence_nr()
-        over = [item for number, item in waiting if number != now]
-        waiting[:] = [one for one in waiting if one[0] == now]
+        now, over = _sequence_nr(), []
+        while waiting and waiting[0][0] != now:  # those of the operation that runs now were added last
+            over.append(waiting.pop(0)[1])
         self.number -= len(over)
         return over
 

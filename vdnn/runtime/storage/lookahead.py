@@ -63,7 +63,9 @@ class Lookahead:
         if position < 0:
             return
         order, transport = self._order, managed.transport
-        index = min(self._ahead if position < self._last_used else position, position, len(order))
+        # An operation may use its saves in ascending order, too.
+        continues = position < self._last_used or (bool(self._recent) and position <= max(self._recent))
+        index = min(self._ahead if continues else position, position, len(order))
         self._last_used = position
         self._recent.append(position)
         while index:

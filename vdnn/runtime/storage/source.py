@@ -82,6 +82,7 @@ class Source:
             if transport.integrity is not None:
                 self._context.changes += 1
                 self.hash = transport.integrity.hash(address, nbytes, stream)
+            self._context.offloads += 1
             copy = in_span("offload", transport.queue.offload)(address, nbytes, stream, stream, self)
         except MemoryError:
             copy = None

@@ -78,7 +78,7 @@ Found = TypeVar("Found", bound=Version)
 class TableEntry(Generic[Found]):
     """One version in a table. The version owns its entry, and removes it when it is destroyed."""
 
-    __slots__ = ("_handle", "_table", "begin", "container", "found", "is_aliased", "key", "split")
+    __slots__ = ("_handle", "_table", "begin", "container", "found", "key", "split")
 
     def __init__(
         self,
@@ -95,7 +95,6 @@ class TableEntry(Generic[Found]):
         self.found = found
         self.begin = begin  # of the version's bytes in the storage
         self.split = split  # see [Note: Siblings]
-        self.is_aliased = False  # when it was added, another version or part of the storage was alive
         self.container: weakref.ref[Found] | None = None  # a larger part that was saved later
 
     @property
@@ -159,7 +158,6 @@ class Table(Generic[Found]):
         entry = found.entry = TableEntry(self, key, storage, found.reference, split, key[1])
         latest = self.latest.get(key[0])
         if latest is not None:
-            entry.is_aliased = not latest.is_expired
             part = latest.found()
             if part is not None and _contains(key, latest.key) and same_counter(part.witness, found.witness):
                 latest.container = found.reference

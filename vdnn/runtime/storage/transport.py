@@ -87,6 +87,7 @@ class ReleaseContext:
     streams: dict[_C.Stream, None]  # those of hooks and where sessions were entered, see [Note: Who allocated it]
     held: deque[HeldStorage]  # storages that were released but not freed
     changes: int = 0  # how often memory of the device was taken or released
+    offloads: int = 0  # how often a copy to the host was issued: the stream waits until it fits into the window
 
 
 class Integrity(Protocol):

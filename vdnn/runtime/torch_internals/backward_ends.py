@@ -10,16 +10,17 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 _NO_GRAPH_TASK = -1
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def graph_task() -> int:
     """The number of the backward that this thread runs, or -1."""
-    return torch._C._current_graph_task_id()
+    return _graph_task()
 
 
 def in_backward() -> bool:
     """True if this thread runs a backward."""
-    return graph_task() != _NO_GRAPH_TASK
+    return _graph_task() != _NO_GRAPH_TASK
 
 
 def call_after_backward(function: Callable[[], None]) -> bool:
