@@ -184,17 +184,17 @@ def test_a_kept_save_allocates_no_more_than_the_tensor_that_it_holds() -> None:
         blocks_of_a_forward(x, 10)
         detached = blocks_of_a_forward(x, 201) - blocks_of_a_forward(x, 101)
     with settled_chain(200, offloads=False) as (session, x):
-        found = []
-        for operations in (201, 101):
+        found: dict[int, list[int]] = {201: [], 101: []}
+        for operations in 3 * (201, 101):  # other code may allocate meanwhile
             chain(x, 201).sum().backward()
             session.step()
-            found.append(blocks_of_a_forward(x, operations))
+            found[operations].append(blocks_of_a_forward(x, operations))
             assert settling_of(session).gate.is_open  # type: ignore[union-attr]
             session.step()
             for _ in range(3):
                 chain(x, 201).sum().backward()
                 session.step()
-    assert found[0] - found[1] <= detached
+    assert min(found[201]) - min(found[101]) <= detached
 
 
 @pytest.mark.parametrize("plan", [*PLANS, *PLANS_WITH_RECOMPUTES])
