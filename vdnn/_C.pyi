@@ -324,9 +324,6 @@ class HostLimits(_Native):
 def host_limits(root: str = "/") -> HostLimits:
     """Reads /proc and /sys below `root`. A missing file leaves its fact unknown."""
 
-def read_settings(getters: tuple[Callable[[], object], ...], before: tuple[object, ...] | None) -> tuple[object, ...]:
-    """What the getters return, in their order. It is `before` itself if all return what is there."""
-
 def free_parked() -> None:
     """Frees what devices, pools and queues left that were dropped without close(). Waits for copies that still run. The
     main thread does the same by itself, soon after they were dropped.
@@ -759,15 +756,46 @@ class RunningModules:
     def begin_anew(self, of_thread: object, /) -> None:
         """No module runs any more. The attribute `stack` of `of_thread` is the list of a thread."""
 
-def settings_were_read(node: int, /) -> None:
-    """The settings of torch were read on this thread, and the next node will have this sequence number."""
-
-def settings_were_read_around(node: int, /) -> bool:
-    """True if that happened at the last module boundary ahead of this node or behind that, and at the first behind the
-    node or ahead of that."""
-
 def modules_around(node: int, /) -> list[int]:
-    """The ids of the modules of these boundaries, where no reading is nearer."""
+    """The ids of the modules at the last module boundary ahead of this node and at the first behind it, where no
+    reading of torch's settings is nearer."""
+
+@final
+class TorchSettings:
+    """Reads torch's settings, and remembers under which of them operations ran. See csrc/hooks/torch_settings.h."""
+
+    def __new__(
+        cls,
+        getters: tuple[Callable[[], object] | tuple[Callable[[], object], object], ...],
+        node_number: Callable[[], int],
+        /,
+    ) -> TorchSettings:
+        """A getter in a tuple has a second element: the value of its setting where it raises RuntimeError."""
+    def read(self, /) -> tuple[object, ...]:
+        """The present settings, on this thread: lists as tuples. The same object as the last time if none has
+        changed."""
+    def observe(self, /) -> None:
+        """Reads the settings, and notes them for the nodes of this thread."""
+    def observe_at_save(self, /) -> None:
+        """Called in a pack hook: the node that was created last has saved something under these settings."""
+    def of(self, node: Any, /) -> tuple[object, ...] | None:
+        """The settings under which this node's operation ran on this thread, or None if they are not known."""
+    def at_save_of(self, node: Any, /) -> tuple[object, ...] | None:
+        """The same, if the node has saved something itself; else None."""
+    def were_observed_at_save(self, number: int, /) -> bool:
+        """True if the node with this number saved something itself, on this thread, where the settings were read."""
+
+def flushes_denormals() -> bool:
+    """True if the CPU takes denormals for zero on this thread."""
+
+def note_saved(node: Any, output_nr: int, packed: Any, /) -> None:
+    """Notes that `packed` holds this output of `node`. The note ends when `packed` is freed."""
+
+def noted_save(node: Any, output_nr: int, /) -> Any:
+    """The save that holds this output, if there is one that is alive; else None."""
+
+def current_form(packed: Any, /) -> Any:
+    """The packed view that has replaced a save of the gate, if one has; else the save."""
 
 @final
 class Gate:

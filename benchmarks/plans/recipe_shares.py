@@ -41,6 +41,7 @@ from vdnn.runtime.recompute import (
     find_recipe,
     note_saved,
     observe_flags,
+    observe_flags_at_save,
     observe_parameters,
     owner_recipe,
 )
@@ -100,7 +101,7 @@ class GreedyHooks:
     _ownerless: list[View] = field(default_factory=list)
 
     def pack(self, tensor: torch.Tensor) -> KeptTensor | View:
-        observe_flags(at_save=True)
+        observe_flags_at_save()
         address = tensor.untyped_storage()._cdata
         if address in self.parameters or (tensor.is_leaf and tensor.requires_grad):
             return keep_tensor(tensor)

@@ -15,6 +15,5 @@ void bind_codec(pybind11::module_& module);
 void bind_planning(pybind11::module_& module);
 void bind_training(pybind11::module_& module);
 void bind_hooks(pybind11::module_& module);
-void bind_settings(pybind11::module_& module);
 
 }  // namespace vdnn

@@ -17,5 +17,4 @@ PYBIND11_MODULE(_C, module) {
   vdnn::bind_planning(module);
   vdnn::bind_training(module);
   vdnn::bind_hooks(module);
-  vdnn::bind_settings(module);
 }

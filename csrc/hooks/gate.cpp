@@ -1,5 +1,7 @@
 // The hooks of the gate, from the cheapest test to the dearest.
 #include "hooks/gate_state.h"
+#include "hooks/node_notes.h"
+#include "hooks/torch_settings.h"
 
 namespace vdnn::hooks {
 namespace {
@@ -92,11 +94,22 @@ PyObject* taught(const Gate* gate, const char* what, PyObject* argument, PyObjec
   return result;
 }
 
-// Python notes a save that a recipe reads, and the settings of torch at it. Drops `packed` and returns null if it
-// raises.
+// Returns false with a Python error set.
+bool note(const Gate* gate, PyObject* tensor, PyObject* packed, bool is_exempt) {
+  if (!observe_at_save(gate->parts[kSettings])) {
+    return false;
+  }
+  const Reference node = is_exempt ? Reference(Py_None) : Reference::stolen(read(gate, kGradFn, tensor));
+  if (!node || node.get() == Py_None) {
+    return static_cast<bool>(node);
+  }
+  const Reference output = Reference::stolen(read(gate, kOutputNr, tensor));
+  return output && note_saved(node.get(), output.get(), packed);
+}
+
+// Notes a save that a recipe reads, and the settings of torch at it. Drops `packed` and returns null if that raises.
 PyObject* noted(const Gate* gate, PyObject* tensor, PyObject* packed, bool is_exempt) {
-  if (packed != nullptr && !Reference::stolen(PyObject_CallFunctionObjArgs(gate->parts[kNoted], tensor,
-                                                                           is_exempt ? Py_None : packed, nullptr))) {
+  if (packed != nullptr && !note(gate, tensor, packed, is_exempt)) {
     Py_DECREF(packed);
     return nullptr;
   }

@@ -26,7 +26,9 @@ enum Part {
   kDtype,
   kDetach,
   kGraphTask,  // -1 outside of a backward
-  kNoted,      // (tensor, save or None): a save that a recipe reads was kept or moved
+  kSettings,   // see torch_settings.h
+  kGradFn,     // torch's descriptors
+  kOutputNr,
   kMover,
   kParts,
 };

@@ -5,6 +5,7 @@
 
 #include "hooks/gate.h"
 #include "hooks/gate_state.h"
+#include "hooks/torch_settings.h"
 
 namespace vdnn::hooks {
 namespace {
@@ -101,11 +102,13 @@ PyObject* kept_bytes(PyObject* self, void*) {
 PyObject* make_gate(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
   if (PyTuple_GET_SIZE(arguments) != kParts || (keywords != nullptr && PyDict_GET_SIZE(keywords) != 0) ||
       !PySet_CheckExact(PyTuple_GET_ITEM(arguments, kDiscarded)) ||
+      !is_torch_settings(PyTuple_GET_ITEM(arguments, kSettings)) ||
       Py_TYPE(PyTuple_GET_ITEM(arguments, kMover)) != mover_type()) {
-    PyErr_Format(PyExc_TypeError, "expected %d arguments, the sixth a set, the last a mover", static_cast<int>(kParts));
+    PyErr_Format(PyExc_TypeError, "expected %d arguments, among them a set, settings and a mover",
+                 static_cast<int>(kParts));
     return nullptr;
   }
-  for (const Part part : {kVersion, kIsLeaf, kNbytes, kDtype}) {
+  for (const Part part : {kVersion, kIsLeaf, kNbytes, kDtype, kGradFn, kOutputNr}) {
     if (Py_TYPE(PyTuple_GET_ITEM(arguments, part))->tp_descr_get == nullptr) {
       PyErr_SetString(PyExc_TypeError, "expected descriptors of torch.Tensor");
       return nullptr;

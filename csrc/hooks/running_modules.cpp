@@ -298,24 +298,6 @@ bool node_of(PyObject* number, long long& node) {
   return node != -1 || PyErr_Occurred() == nullptr;
 }
 
-PyObject* settings_were_read(PyObject*, PyObject* number) {
-  long long node = 0;
-  if (!node_of(number, node)) {
-    return nullptr;
-  }
-  Boundaries::here().read(node);
-  Py_RETURN_NONE;
-}
-
-PyObject* settings_were_read_around(PyObject*, PyObject* number) {
-  long long node = 0;
-  if (!node_of(number, node)) {
-    return nullptr;
-  }
-  const auto [before, after, is_known] = Boundaries::here().around(node);
-  return PyBool_FromLong(is_known && (before == nullptr || before->is_read) && (after == nullptr || after->is_read));
-}
-
 PyObject* modules_around(PyObject*, PyObject* number) {
   long long node = 0;
   if (!node_of(number, node)) {
@@ -421,8 +403,6 @@ PyType_Spec spec = {"vdnn._C.RunningModules", sizeof(RunningModules), 0, Py_TPFL
                     slots};
 
 PyMethodDef functions[] = {
-    {"settings_were_read", settings_were_read, METH_O, nullptr},
-    {"settings_were_read_around", settings_were_read_around, METH_O, nullptr},
     {"modules_around", modules_around, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

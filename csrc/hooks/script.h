@@ -79,7 +79,7 @@ struct Event final {
   bool has_moves;    // the plan moves something at this point
   bool in_backward;  // the first save after a use: it belongs to the step only inside a backward
   bool is_leaf;
-  bool is_read;                // Python notes this save: a recipe reads it, or needs the settings of its node
+  bool is_read;                // this save is noted: a recipe reads it, or needs the settings of its node
   std::int32_t lifetime;       // -1: none, which the gate does not keep
   std::int64_t nbytes;         // of the tensor
   std::int64_t storage_bytes;  // of its lifetime

@@ -205,7 +205,7 @@ MUTANTS = [
     ),
     *_of(
         "runtime/steps/test_facts_of_settled_steps.py runtime/steps/test_readings_of_hooks.py runtime/recompute",
-        ("runtime/recompute/flag_epochs.py", "or not settings_were_read_around(number)", "or False"),
+        ("csrc/hooks/torch_settings.cpp", "if (!is_known || (before", "if (false && (before"),
         ("runtime/recompute/proofs.py", "self._at_any_size.get(place.shapeless) is Outcome.EXACT", "True"),
         ("runtime/steps/plan_guard.py", "managed.copy is None or not managed.can_be_evicted", "managed.copy is None"),
         ("runtime/storage/transport.py", "self.release_context.changes += 1", "pass"),

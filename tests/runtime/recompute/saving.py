@@ -23,6 +23,7 @@ from vdnn.runtime.recompute import (
     note_saved,
     observe,
     observe_flags,
+    observe_flags_at_save,
     observe_parameters,
     owner_recipe,
 )
@@ -85,7 +86,7 @@ class Saving:
 
     def pack(self, tensor: torch.Tensor) -> Any:
         self.saves += 1
-        observe_flags(at_save=True)
+        observe_flags_at_save()
         if tensor.is_leaf and tensor.requires_grad:
             observe(tensor)
             return tensor, tensor._version

@@ -20,7 +20,6 @@ from torch.nn import functional
 from tests.runtime.recompute.saving import Saving
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
 from tests.runtime.unusual.small_networks import steps_on
-from vdnn import _C
 from vdnn.runtime.recompute import observe
 from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, changes_to
 
@@ -265,27 +264,3 @@ def test_an_interrupt_at_any_instruction_of_a_recompute_leaves_torch_as_it_was()
             at += 1
     assert at > 200
     assert torch.equal(recomputed, made)
-
-
-def test_settings_that_did_not_change_are_the_same_object_and_no_change_is_missed() -> None:
-    values: list[object] = [1, (2, 3), "ieee"]
-    getters = tuple(lambda index=index: values[index] for index in range(3))
-    before = _C.read_settings(getters, None)
-    values[2] = "".join(["ie", "ee"])  # equal, and another object
-    assert before == (1, (2, 3), "ieee")
-    assert _C.read_settings(getters, before) is before
-    for index, value in enumerate([4, (2, 5), "tf32"]):
-        values[index] = value
-        found = _C.read_settings(getters, before)
-        assert found == tuple(values)
-        assert found is not before
-        before = found
-    assert _C.read_settings(getters[:2], before) == tuple(values[:2])
-
-
-def test_a_setting_that_cannot_be_read_raises_its_error() -> None:
-    def failing() -> object:
-        raise ValueError("no setting")
-
-    with pytest.raises(ValueError, match="no setting"):
-        _C.read_settings((lambda: 2, failing), (1, 1))

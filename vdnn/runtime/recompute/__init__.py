@@ -6,12 +6,12 @@ and observe_parameters supply the facts that the graph lacks: which outputs are 
 the settings of torch under which an operation ran, and the version of a leaf that it read.
 """
 
+from vdnn._C import note_saved
+from vdnn.runtime.recompute.backend_flags import observe_flags, observe_flags_at_save
 from vdnn.runtime.recompute.compiled_search import find_recipe
 from vdnn.runtime.recompute.finder import owner_recipe
-from vdnn.runtime.recompute.flag_epochs import observe_flags
 from vdnn.runtime.recompute.layouts import UnknownLayoutError
 from vdnn.runtime.recompute.leaf_versions import observe, observe_parameters
-from vdnn.runtime.recompute.node_notes import note_saved
 from vdnn.runtime.recompute.norm_calls import NormWatch
 from vdnn.runtime.recompute.recipe import Recipe
 from vdnn.runtime.recompute.table import recipe_names
@@ -24,6 +24,7 @@ __all__ = [
     "note_saved",
     "observe",
     "observe_flags",
+    "observe_flags_at_save",
     "observe_parameters",
     "owner_recipe",
     "recipe_names",

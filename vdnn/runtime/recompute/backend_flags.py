@@ -1,20 +1,20 @@
 """The settings of torch that choose kernels or change results: read all at once, and set for a recompute.
 
-Each setting is read by a bound C function, if this version of torch has it. The legacy TF32 getters are not read: they
+Each setting is read by a C function, if this version of torch has it. vdnn._C.TorchSettings calls these functions, and
+remembers under which settings operations ran. The legacy TF32 getters are not read: they
 raise after the precision of a single backend was set, and kernels do not read them. `changes_to` returns how to set
 earlier values and how to restore the present ones. This module never initializes CUDA.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from vdnn._C import read_settings
+from vdnn._C import TorchSettings, flushes_denormals
 from vdnn.errors import VdnnError
 
 _C = torch._C
@@ -23,8 +23,11 @@ Change = Callable[[], object]
 
 
 class _Setting(NamedTuple):
+    """`otherwise` is the value where `get` raises RuntimeError; None if it does not."""
+
     get: Callable[[], Any]
     set: Callable[[Any], Any]
+    otherwise: str | None = None
 
 
 # [Note: Resolved precisions] An operation whose precision is not set inherits its backend's, and a backend that of
@@ -35,14 +38,6 @@ _PRECISIONS = (
 )
 _get_precision: Any = _C._get_fp32_precision_getter
 _set_precision: Any = _C._set_fp32_precision_setter
-(_DENORMAL,) = struct.unpack("d", struct.pack("q", 1))
-_ONE = 1.0
-
-
-def _flushes_denormals() -> bool:
-    """True if denormals become zero. Torch has no getter. The factors are globals, so that Python cannot fold the
-    product when it compiles."""
-    return bool(_DENORMAL * _ONE == 0.0)
 
 
 def _set_deterministic(is_on: bool) -> None:
@@ -58,13 +53,6 @@ def _set_warn_only(is_on: bool) -> None:
 _MIXED = "set for single backends"
 
 
-def _matmul_precision() -> str:
-    try:
-        return str(_C._get_float32_matmul_precision())
-    except RuntimeError:  # torch raises it once a single backend's precision was set
-        return _MIXED
-
-
 def _set_matmul_precision(value: str) -> None:
     if value != _MIXED:
         _C._set_float32_matmul_precision(value)
@@ -73,10 +61,6 @@ def _set_matmul_precision(value: str) -> None:
 def _spread(setter: Any) -> Callable[[Any], Any]:
     """Wrap a setter that newer versions of torch give two booleans."""
     return lambda value: setter(*value) if isinstance(value, tuple) else setter(value)
-
-
-def _reads_list(getter: Any) -> Callable[[], Any]:
-    return lambda: tuple(getter())
 
 
 def _writes_list(setter: Any) -> Callable[[Any], Any]:
@@ -106,36 +90,35 @@ def _settings() -> tuple[_Setting, ...]:
     found = [
         _Setting(_C._get_deterministic_algorithms, _set_deterministic),
         _Setting(_C._get_deterministic_algorithms_warn_only, _set_warn_only),
-        _Setting(_flushes_denormals, torch.set_flush_denormal),
+        _Setting(flushes_denormals, torch.set_flush_denormal),
     ]
     for name in ("cublas_allow_fp16_reduced_precision_reduction", "cublas_allow_bf16_reduced_precision_reduction"):
         found.append(_Setting(getattr(_C, f"_get_{name}"), _spread(getattr(_C, f"_set_{name}"))))
     if hasattr(_C, "_get_sdp_priority_order"):
-        found.append(_Setting(_reads_list(_C._get_sdp_priority_order), _writes_list(_C._set_sdp_priority_order)))
+        found.append(_Setting(_C._get_sdp_priority_order, _writes_list(_C._set_sdp_priority_order)))
     found += [
         _Setting(getattr(_C, getter), getattr(_C, setter))
         for getter, setter in _named()
         if hasattr(_C, getter) and hasattr(_C, setter)
     ]
-    found.append(_Setting(_matmul_precision, _set_matmul_precision))
+    found.append(_Setting(_C._get_float32_matmul_precision, _set_matmul_precision, _MIXED))
     found += [_Setting(partial(_get_precision, *one), partial(_set_precision, *one)) for one in _PRECISIONS]
     return tuple(found)
 
 
 _SETTINGS = _settings()
-_GETTERS = tuple(setting.get for setting in _SETTINGS)
-_CUDNN_BENCHMARK = _GETTERS.index(_C._get_cudnn_benchmark)
+_CUDNN_BENCHMARK = [setting.get for setting in _SETTINGS].index(_C._get_cudnn_benchmark)
 _FIRST_PRECISION = len(_SETTINGS) - len(_PRECISIONS)
 
 
-_last: Flags | None = None
-
-
-def backend_flags() -> Flags:
-    """The present settings, on this thread. The same object as the last time if none has changed."""
-    global _last
-    flags = _last = read_settings(_GETTERS, _last)  # another thread, whose settings may differ, may set it meanwhile
-    return flags
+torch_settings = TorchSettings(
+    tuple(one.get if one.otherwise is None else (one.get, one.otherwise) for one in _SETTINGS),
+    _C._autograd._get_sequence_nr,
+)
+backend_flags = torch_settings.read
+observe_flags, observe_flags_at_save = torch_settings.observe, torch_settings.observe_at_save
+flags_of, flags_of_saving = torch_settings.of, torch_settings.at_save_of
+were_observed_at_save = torch_settings.were_observed_at_save
 
 
 def times_convolutions(flags: Flags) -> bool:
@@ -165,10 +148,12 @@ def changes_to(flags: Flags) -> tuple[list[Change], list[Change]]:
 
 def _set_flags(flags: Flags) -> None:
     """Set the settings that differ, in order: a setting may change later ones."""
-    for setting, wanted in zip(_SETTINGS, flags, strict=True):
-        if setting.get() != wanted:
+    present = backend_flags()
+    for index, (setting, wanted) in enumerate(zip(_SETTINGS, flags, strict=True)):
+        if present[index] != wanted:
             setting.set(wanted)
-    if any(found != wanted for found, wanted in zip(backend_flags(), flags, strict=True) if wanted != _MIXED):
+            present = backend_flags()
+    if any(found != wanted for found, wanted in zip(present, flags, strict=True) if wanted != _MIXED):
         raise VdnnError(
             "torch's settings for kernels (torch.backends, torch.set_float32_matmul_precision and the like) cannot be "
             "set to their values of the forward pass. Do not change them between forward and backward, or run "

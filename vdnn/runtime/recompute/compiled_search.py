@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from vdnn._C import KeptSave, LightSave
-from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, times_convolutions
+from vdnn._C import KeptSave, LightSave, noted_save
+from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, flags_of, flags_of_saving, times_convolutions
 from vdnn.runtime.recompute.finder import (
     LEAF,
     Available,
@@ -43,9 +43,8 @@ from vdnn.runtime.recompute.finder import (
     wanted_for,
     writes_shown,
 )
-from vdnn.runtime.recompute.flag_epochs import flags_of
 from vdnn.runtime.recompute.given import Constant, Given, Leaf, Unpack, tensor_read
-from vdnn.runtime.recompute.node_notes import Packed, key_of_note, noted_save
+from vdnn.runtime.recompute.node_notes import Packed, key_of_note
 from vdnn.runtime.recompute.operation import Call, Node, Operation, Step
 from vdnn.runtime.recompute.recipe import Recipe
 from vdnn.runtime.recompute.saved_values import may_save_output, number_in, saved_in, saved_output, signed
@@ -321,7 +320,7 @@ class Trace(Search):
         flags = super().flags_of(node, operation, output_nr)
         name = self._name(node)
         self._seen.append(name)
-        read = self._read("f", f"FLAGS_OF({name}, at_save={operation.must_be_seen})")
+        read = self._read("f", f"{'FLAGS_OF_SAVING' if operation.must_be_seen else 'FLAGS_OF'}({name})")
         if self._flags:
             self._refuse_if(f"{read} is not {self._flags} and {read} != {self._flags}")
         else:
@@ -497,6 +496,7 @@ _READS: dict[str, Any] = {
     "REPR": repr,
     "OPERATION_OF": operation_of,
     "FLAGS_OF": flags_of,
+    "FLAGS_OF_SAVING": flags_of_saving,
     "IS_ON_CUDA": is_on_cuda,
     "TIMES_CONVOLUTIONS": times_convolutions,
     "IS_USABLE": is_usable,

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vdnn._C import KeptSave, LightSave
-from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, times_convolutions
+from vdnn._C import KeptSave, LightSave, noted_save
+from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, flags_of, flags_of_saving, times_convolutions
 from vdnn.runtime.recompute.compiled_run import run_for
-from vdnn.runtime.recompute.flag_epochs import flags_of
 from vdnn.runtime.recompute.given import Constant, Given, Leaf, Unpack, geometry_of, tensor_read
 from vdnn.runtime.recompute.leaf_versions import version_read
-from vdnn.runtime.recompute.node_notes import Packed, facts_of, noted_save
+from vdnn.runtime.recompute.node_notes import Packed, facts_of
 from vdnn.runtime.recompute.operation import Argument, Call, Cost, Node, Operation, Step
 from vdnn.runtime.recompute.recipe import Recipe, Signature
 from vdnn.runtime.recompute.saved_values import number_in, saved_in, saved_output, scalars_of
@@ -232,7 +231,7 @@ class Search:
 
     def flags_of(self, node: Node, operation: Operation, output_nr: int) -> Flags | None:
         """The settings under which the operation ran, if they are known and determine what it computes."""
-        flags = flags_of(node, at_save=operation.must_be_seen)
+        flags = flags_of_saving(node) if operation.must_be_seen else flags_of(node)
         if flags is not None and operation.on_cudnn and is_on_cuda(node, output_nr) and times_convolutions(flags):
             return None
         return flags
@@ -271,7 +270,7 @@ class Search:
 
     def saved_output(self, node: Node, output_nr: int) -> Packed | None:
         """A save of this output that a recipe can read."""
-        packed = noted_save(node, output_nr)
+        packed: Packed | None = noted_save(node, output_nr)
         if packed is None or not is_usable(packed, self.avoided):
             packed = saved_output(node, output_nr, self.unpack)
         return packed if packed is not None and is_usable(packed, self.avoided) else None

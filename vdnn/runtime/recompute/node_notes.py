@@ -10,7 +10,6 @@ that is saved: a save is noted by a weak reference, a fact is a plain number.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Hashable
 from typing import Any
 
@@ -25,36 +24,6 @@ Packed = KeptTensor | NativeSave | PackedView
 EPS = "eps"
 NO_BIAS = "no bias"
 _MARK = "vdnn"
-
-
-def note_saved(node: Node, output_nr: int, packed: Packed) -> None:
-    """Note that `packed` holds this output of `node`. The note ends when `packed` is freed."""
-    if isinstance(packed, tuple):
-        _notes(node)[(_MARK, output_nr)] = (weakref.ref(packed[0]), packed[1])
-    else:
-        _notes(node)[(_MARK, output_nr)] = (weakref.ref(packed), None)
-
-
-def noted_save(node: Node, output_nr: int) -> Packed | None:
-    """The save that holds this output, if there is one that is alive."""
-    note = _notes(node).get((_MARK, output_nr))
-    if note is None:
-        return None
-    reference, version = note
-    holder = reference()
-    if holder is None or version is None:
-        found: NativeSave | PackedView | None = current_form(holder)
-        return found
-    return holder, version
-
-
-def current_form(packed: Any) -> Any:
-    """The packed view that has replaced a save of the native gate, if one has; else the save."""
-    if type(packed) is KeptSave:
-        return packed.tensor if type(packed.tensor) is PackedView else packed
-    if type(packed) is LightSave:
-        return packed.view or packed
-    return packed
 
 
 def key_of_note(name: str) -> Hashable:

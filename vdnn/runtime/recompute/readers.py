@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from vdnn._C import KeptSave, LightSave, Mover
+from vdnn._C import KeptSave, LightSave, Mover, current_form
 from vdnn.runtime.recompute.given import Constant, Leaf
-from vdnn.runtime.recompute.node_notes import current_form
 from vdnn.runtime.storage.discarded import CountedRecipe
 from vdnn.runtime.storage.kept import KeptTensor
 from vdnn.runtime.storage.managed_storage import ManagedStorage

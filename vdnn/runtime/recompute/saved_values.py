@@ -12,8 +12,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
+from vdnn._C import current_form
 from vdnn.runtime.recompute.given import Unpack
-from vdnn.runtime.recompute.node_notes import Packed, current_form
+from vdnn.runtime.recompute.node_notes import Packed
 from vdnn.runtime.recompute.operation import Node
 
 # The attributes under which a node saves its own outputs, by output.

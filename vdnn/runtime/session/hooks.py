@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from vdnn._C import KeptSave, LightSave
 from vdnn.errors import VdnnError
 from vdnn.planning.policies import OnlinePolicy
-from vdnn.runtime.recompute import observe_flags
+from vdnn.runtime.recompute import observe_flags_at_save
 from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
 from vdnn.runtime.recompute.rechecks import Rechecks
 from vdnn.runtime.recompute.tolerance import Tolerance
@@ -175,7 +175,7 @@ class Packer:
         if storage.nbytes() < self._min_bytes or not nbytes:
             return self._keep(tensor, Kept.SMALL, nbytes)
         if self.recipes is not None:
-            observe_flags(at_save=True)
+            observe_flags_at_save()
         node = tensor.grad_fn  # read once: each read makes a Python object
         reason = self.exemptions.always(tensor, storage, node)
         if reason is not None:

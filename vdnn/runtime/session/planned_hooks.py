@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from vdnn import _C
-from vdnn.runtime.recompute import note_saved, observe_flags
-from vdnn.runtime.recompute.node_notes import NativeSave
+from vdnn.runtime.recompute import observe_flags_at_save
+from vdnn.runtime.recompute.backend_flags import torch_settings
 from vdnn.runtime.recompute.readers import Readers
 from vdnn.runtime.session.kept_saves import manage_kept
 from vdnn.runtime.session.light_storages import LightStorages, full_view
@@ -63,7 +63,9 @@ class PlannedHooks:
             _Base.dtype,
             _Base.detach,
             torch._C._current_graph_task_id,
-            self._noted,
+            torch_settings,
+            _Base.grad_fn,
+            _Base.output_nr,
             self._light.mover,
         )
 
@@ -119,17 +121,6 @@ class PlannedHooks:
                 self._make_planned(followed, followed.script.events[index])
                 self.look_again()
 
-    def _noted(self, tensor: torch.Tensor, save: NativeSave | None) -> None:
-        """The gate has kept or moved a save that a recipe reads; None for an exempt save."""
-        try:
-            observe_flags(at_save=True)
-            node = None if save is None else tensor.grad_fn
-            if node is not None and save is not None:
-                note_saved(node, tensor.output_nr, save)
-        except BaseException:
-            _set_grad_mode(True)  # see [Note: Interrupted] in hooks.py
-            raise
-
     # At a save or use that is as planned.
 
     def _planned_save(self, tensor: torch.Tensor, index: int) -> PackedView | None:
@@ -142,7 +133,7 @@ class PlannedHooks:
             return None
         event = followed.script.events[index]
         if followed.executor.recomputes:
-            observe_flags(at_save=True)
+            observe_flags_at_save()
         node, storage = tensor.grad_fn, tensor.untyped_storage()
         if not _has_key(tensor, node, event.key) or packer.exemptions.always(tensor, storage, node) is not None:
             return None
@@ -278,5 +269,5 @@ def _has_key(tensor: torch.Tensor, node: torch.autograd.graph.Node | None, key: 
     )
 
 
-for hook in (PlannedHooks._save, PlannedHooks._use, PlannedHooks._moved, PlannedHooks._noted, PlannedHooks.use_kept):
+for hook in (PlannedHooks._save, PlannedHooks._use, PlannedHooks._moved, PlannedHooks.use_kept):
     keep_dynamo_out(hook)

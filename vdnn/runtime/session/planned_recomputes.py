@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vdnn import _C
-from vdnn.runtime.recompute import note_saved, observe_flags
+from vdnn.runtime.recompute import note_saved, observe_flags_at_save
 from vdnn.runtime.recompute.node_notes import NativeSave
 from vdnn.runtime.recompute.readers import may_be_overwritten
 from vdnn.runtime.session.missing import recomputed
@@ -70,7 +70,7 @@ class PlannedRecomputes:
         recipes, node = packer.recipes, tensor.grad_fn
         if recipes is None or node is None or event.key is None:
             return None
-        observe_flags(at_save=True)
+        observe_flags_at_save()
         if not self.encode(followed, index):
             return None
         followed.step.save_key, followed.step.save_form = event.key, event.form

@@ -25,8 +25,8 @@ from vdnn.runtime.recompute import (
     observe_parameters,
     owner_recipe,
 )
+from vdnn.runtime.recompute.backend_flags import were_observed_at_save
 from vdnn.runtime.recompute.codecs import Codec, codec_for
-from vdnn.runtime.recompute.flag_epochs import were_observed_at_save
 from vdnn.runtime.recompute.given import Leaf
 from vdnn.runtime.recompute.later_recipe import later
 from vdnn.runtime.recompute.leaf_versions import reader_of

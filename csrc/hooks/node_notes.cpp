@@ -1,0 +1,119 @@
+#include "hooks/node_notes.h"
+
+#include "hooks/kept_save.h"
+#include "hooks/light_storage.h"
+#include "hooks/script.h"
+
+namespace vdnn::hooks {
+namespace {
+
+PyObject* metadata_name = nullptr;
+PyObject* mark = nullptr;  // the first part of each key
+
+// The notes of a node, and the key of one. Both are null with a Python error set.
+struct Place final {
+  Reference notes;
+  Reference key;
+};
+
+Place place_of(PyObject* node, PyObject* output_nr) {
+  Reference notes = Reference::stolen(PyObject_GetAttr(node, metadata_name));
+  if (notes && !PyDict_Check(notes.get())) {
+    PyErr_SetString(PyExc_TypeError, "expected a dict as the metadata of a node");
+    return {};
+  }
+  Reference key = notes ? Reference::stolen(PyTuple_Pack(2, mark, output_nr)) : Reference();
+  return key ? Place{std::move(notes), std::move(key)} : Place{};
+}
+
+// The packed view that has replaced a save of the native gate, if one has; else the save. Borrowed.
+PyObject* form_of(PyObject* packed) {
+  if (is_kept_save(packed)) {
+    const auto* save = reinterpret_cast<KeptSave*>(packed);
+    return save->ledger == nullptr ? save->tensor : packed;
+  }
+  if (is_light_save(packed)) {
+    PyObject* view = reinterpret_cast<LightSave*>(packed)->full;
+    return view == nullptr ? packed : view;
+  }
+  return packed;
+}
+
+// Functions of the module.
+
+bool has_count(Py_ssize_t count, Py_ssize_t expected) {
+  if (count != expected) {
+    PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", expected, count);
+  }
+  return count == expected;
+}
+
+PyObject* note(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return has_count(count, 3) && note_saved(arguments[0], arguments[1], arguments[2]) ? Py_NewRef(Py_None) : nullptr;
+}
+
+PyObject* noted_save(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  const Place place = has_count(count, 2) ? place_of(arguments[0], arguments[1]) : Place();
+  if (!place.key) {
+    return nullptr;
+  }
+  const Reference note(PyDict_GetItemWithError(place.notes.get(), place.key.get()));
+  if (!note) {
+    return PyErr_Occurred() == nullptr ? Py_NewRef(Py_None) : nullptr;
+  }
+  if (!PyTuple_CheckExact(note.get()) || PyTuple_GET_SIZE(note.get()) != 2) {
+    PyErr_SetString(PyExc_TypeError, "expected a note of a save in the metadata of a node");
+    return nullptr;
+  }
+  const Reference holder = Reference::stolen(PyObject_CallNoArgs(PyTuple_GET_ITEM(note.get(), 0)));
+  if (!holder) {
+    return nullptr;
+  }
+  PyObject* version = PyTuple_GET_ITEM(note.get(), 1);
+  if (holder.get() == Py_None || version == Py_None) {
+    return Py_NewRef(form_of(holder.get()));
+  }
+  return PyTuple_Pack(2, holder.get(), version);
+}
+
+PyObject* current_form(PyObject*, PyObject* packed) {
+  return Py_NewRef(form_of(packed));
+}
+
+template <class Function>
+PyCFunction as_method(Function* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef functions[] = {
+    {"note_saved", as_method(&note), METH_FASTCALL, nullptr},
+    {"noted_save", as_method(&noted_save), METH_FASTCALL, nullptr},
+    {"current_form", current_form, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+bool note_saved(PyObject* node, PyObject* output_nr, PyObject* packed) {
+  PyObject *holder = packed, *version = Py_None;
+  if (PyTuple_Check(packed)) {
+    if (PyTuple_GET_SIZE(packed) != 2) {
+      PyErr_SetString(PyExc_TypeError, "expected a tensor and its version");
+      return false;
+    }
+    holder = PyTuple_GET_ITEM(packed, 0);
+    version = PyTuple_GET_ITEM(packed, 1);
+  }
+  const Place place = place_of(node, output_nr);
+  const Reference reference = place.key ? Reference::stolen(PyWeakref_NewRef(holder, nullptr)) : Reference();
+  const Reference note = reference ? Reference::stolen(PyTuple_Pack(2, reference.get(), version)) : Reference();
+  return note && PyDict_SetItem(place.notes.get(), place.key.get(), note.get()) == 0;
+}
+
+bool add_node_notes(PyObject* module) {
+  metadata_name = PyUnicode_InternFromString("metadata");
+  mark = PyUnicode_InternFromString("vdnn");
+  return metadata_name != nullptr && mark != nullptr && PyModule_AddFunctions(module, functions) == 0;
+}
+
+}  // namespace vdnn::hooks

@@ -1,0 +1,24 @@
+// Reads torch's settings, and remembers under which settings operations ran.
+//
+// A program may change settings around a single operation, and a recipe may reach back over many. So the settings are
+// read at saves and around modules, and noted with autograd's sequence number, for each thread. A save belongs to the
+// node that was created last. The settings of a node without a save are known if the readings before and after it
+// agree, and if they were read at the boundaries of module calls next to it (boundaries.h).
+//
+// Python names the functions that read single settings: vdnn/runtime/recompute/backend_flags.py.
+#pragma once
+
+#include <Python.h>
+
+namespace vdnn::hooks {
+
+[[nodiscard]] bool is_torch_settings(PyObject* object);
+
+// Reads the settings in a pack hook, whose node is the last that was created on this thread. Returns false with a
+// Python error set.
+bool observe_at_save(PyObject* settings);
+
+// Adds the type TorchSettings and flushes_denormals() to the module. Returns false with a Python error set.
+bool add_torch_settings(PyObject* module);
+
+}  // namespace vdnn::hooks
