@@ -1,7 +1,8 @@
 // Notes on autograd's nodes which of their outputs are saved.
 //
-// A node's `metadata` lives as long as the node itself, whatever happens to its Python wrapper. It must not own anything
-// that is saved: a save is noted by a weak reference. vdnn/runtime/recompute/node_notes.py has the other notes.
+// A node's `metadata` lives as long as the node itself, whatever happens to its Python wrapper. It must not own
+// anything that is saved: a save is noted by a weak reference. vdnn/runtime/recompute/node_notes.py has the other
+// notes.
 #pragma once
 
 #include <Python.h>

@@ -34,7 +34,7 @@ struct Epoch final {
   Reference settings;
 };
 
-constexpr std::int64_t kEpochs = 64;       // that a thread remembers
+constexpr std::int64_t kEpochs = 64;      // that a thread remembers
 constexpr std::int64_t kNodes = 1 << 13;  // with a save, that a thread remembers
 constexpr std::int64_t kAmbiguous = -1;
 
