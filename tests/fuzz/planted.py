@@ -18,7 +18,7 @@ from vdnn.runtime.recompute.surroundings import run_under
 from vdnn.runtime.session import function_transforms, hooks
 from vdnn.runtime.session.hooks import Packer
 from vdnn.runtime.session.missing import Missing
-from vdnn.runtime.session.saved_storages import SavedStorages
+from vdnn.runtime.session.saves import Saves
 from vdnn.runtime.session.session_recipes import SessionRecipes
 from vdnn.runtime.steps.ends import StepEnds
 from vdnn.runtime.storage.counters import Kept
@@ -86,7 +86,7 @@ def nothing_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def dtypes_join(monkeypatch: pytest.MonkeyPatch) -> None:
     """3: what a codec encoded for views of one dtype also serves views of another dtype."""
-    monkeypatch.setattr(SavedStorages, "_can_join", lambda self, managed, part, begin: True)
+    monkeypatch.setattr(Saves, "_can_join", lambda self, managed, part, begin: True)
     monkeypatch.setattr(Bits, "admits", staticmethod(lambda values: True))
 
 

@@ -282,7 +282,7 @@ def test_lora_trains_the_same_and_frozen_weights_stay(tmp_path: Path, kind: str)
     left = []
     with vdnn.offload("vdnn-all", device="sim", min_bytes=0) as one_step:
         loss = model(**{name: value[None] for name, value in texts(1)[0].items()}).loss
-        left = [key[0] for key in one_step._engine.packer.storages.table.entries]
+        left = [key[0] for key in one_step._engine.saves.table.entries]
     assert left
     assert not frozen & set(left)
     loss.backward()

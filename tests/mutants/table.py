@@ -199,7 +199,11 @@ MUTANTS = [
         "runtime/steps/test_light_discards.py runtime/steps/test_settled_recomputes.py runtime/unusual/test_rechecks.py"
         " runtime/recompute/test_compiled_run.py",
         ("runtime/storage/discarded.py", "one.identity if isinstance(one, _C.LightSave) else id(one)", "id(one)"),
-        ("runtime/session/planned_recomputes.py", "packer.readers.forget_index()", "pass"),
+        (
+            "runtime/session/settled_hooks.py",
+            "saves.readers.forget_index()\n        return CountedRecipe",
+            "return CountedRecipe",
+        ),
         ("runtime/session/session_recipes.py", "or self._rechecks.is_checking:", "or False:"),
         ("runtime/recompute/compiled_run.py", 'f"v{index} = None" for', '"pass" for'),
     ),

@@ -67,8 +67,8 @@ def assert_same_as_plain(session: Session, step: Step, *owners: Owner) -> None:
 def alive(session: Session) -> dict[str, int]:
     """Everything that a session still holds: on the host, in flight and in its records. Empty if it holds nothing."""
     found = {
-        "managed storages": len(session._engine.packer.managed),
-        "table entries": len(session._engine.packer.storages.table),
+        "managed storages": len(session._engine.saves.managed),
+        "table entries": len(session._engine.saves.table),
     }
     for transport in session._engine.transports.values():
         if transport is None:

@@ -182,7 +182,7 @@ def test_a_hundred_random_steps_are_right_and_leave_nothing(
     assert alive(session) == {}, "without the collector's help"
     assert tensors_alive() == tensors
     assert transport.pool.stats.pinned_bytes <= 2 * pinned
-    assert len(session._engine.packer.lookahead) <= 64 + 4 * 60, "the order of saves forgets graphs that are gone"
+    assert len(session._engine.saves.lookahead) <= 64 + 4 * 60, "the order of saves forgets graphs that are gone"
 
 
 @pytest.mark.full

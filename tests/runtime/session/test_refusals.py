@@ -220,7 +220,7 @@ def test_a_child_forked_amid_another_threads_hook_is_not_locked_out(session: Ses
         in_hook, has_forked = threading.Event(), threading.Event()
 
         def hook() -> None:
-            with session._engine.packer.lock:
+            with session._engine.saves.lock:
                 in_hook.set()
                 assert has_forked.wait(60)
 

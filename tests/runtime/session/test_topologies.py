@@ -118,7 +118,7 @@ def test_a_topology_is_the_same_as_plain_with_one_copy_per_storage_version(sessi
     saved = storage_versions_saved(lambda: model(x).square().sum(), model)
     with session:
         loss = model(x).square().sum()
-        copies = [managed.nbytes for managed in session._engine.packer.managed]
+        copies = [managed.nbytes for managed in session._engine.saves.managed]
         if name == "attention":  # queries, keys and values share one storage, and each part in use is copied separately
             assert sum(copies) < sum(saved)
         # its three gates share a storage but no version counter: the runtime cannot be sure, and copies each

@@ -74,13 +74,13 @@ def test_a_settled_step_discards_and_restores_without_a_record_of_python() -> No
     program = Program()
     expected = program.step()
     with settled(program) as (session, _):
-        packer = session._engine.packer
-        before, managed = session.counters.recomputes, len(packer.managed)
+        saves = session._engine.saves
+        before, managed = session.counters.recomputes, len(saves.managed)
         loss = program.forward()
-        mover = packer.readers.mover
+        mover = saves.readers.mover
         assert mover is not None
         assert mover.has_discarded
-        assert len(packer.managed) <= managed + 1, "the first save of a step is Python's"
+        assert len(saves.managed) <= managed + 1, "the first save of a step is Python's"
         assert same(list(torch.autograd.grad(loss, program.weights)), expected)
         discarded = [one for one in events_of(session) if one.is_new and one.moving and one.moving.is_discarded]
         session.step()
@@ -149,7 +149,7 @@ def test_a_graph_may_outlive_its_session() -> None:
 def test_a_graph_that_is_dropped_frees_what_was_discarded() -> None:
     program = Program()
     with settled(program) as (session, _):
-        mover = session._engine.packer.readers.mover
+        mover = session._engine.saves.readers.mover
         loss = program.forward()
         assert mover is not None
         saves = mover.discarded()
@@ -204,12 +204,11 @@ def test_an_interrupt_in_a_recompute_or_a_search_leaves_the_next_steps_right() -
     program = Program()
     expected = program.step()
     with settled(program) as (session, _):
-        planned = session._engine.packer._planned
-        assert planned is not None
-        recomputes = planned.recomputes
-        for name in ("recipe_for", "restore_light"):
+        settled_hooks = session._engine.packer._settled
+        assert settled_hooks is not None
+        for name in ("_recipe_for", "_restore_light"):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(recomputes, name, interrupted)
+                patch.setattr(settled_hooks._light, name, interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     program.step()
             session.step()

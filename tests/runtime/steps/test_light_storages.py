@@ -117,7 +117,7 @@ def test_readers_of_a_light_save_are_found_when_python_has_it(
     with light_session(monkeypatch) as (session, model, _):
         loss = model.forward()
         save = next(one for one in saved_by(loss.grad_fn) if type(one) is LightSave)
-        readers, reader = session._engine.packer.readers, Reader(save)
+        readers, reader = session._engine.saves.readers, Reader(save)
         if is_handed_over:
             save.full()
         readers.add(reader)  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ def test_only_the_points_of_the_plan_run_python(plan: str) -> None:
         handled = [event for event in events[1:] if event.kind in _HANDLED and event.lifetime not in light]
         gated = [event for event in events[1:] if event.kind in (EventKind.EXEMPT, EventKind.KEPT, EventKind.USE)]
         assert called.count("_planned_save") + called.count("_planned_use") == len(handled)
-        assert called.count("recipe_for") == len(discarded) == called.count("recomputed")
+        assert called.count("_recipe_for") == len(discarded) == called.count("recomputed")
         operands = sum(event.kind is EventKind.OPERAND for event in events)
         assert called.count("_planned_operand") <= operands, "the gate serves the others"
         acting = sum(bool(event.moves or event.encoded) for event in gated)

@@ -139,7 +139,7 @@ def test_the_gate_takes_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     with settled_session(KEEPS_ALL) as (session, network):
         y = torch.tanh(network.x @ network.weights[0])
         lock = CountingLock()
-        monkeypatch.setattr(session._engine.packer, "lock", lock)
+        monkeypatch.setattr(session._engine.saves, "lock", lock)
         for weight in network.weights[1:]:
             y = torch.tanh(y @ weight)
         y.square().mean().backward()

@@ -76,7 +76,7 @@ def test_what_is_remembered_of_recipes_does_not_grow_with_the_steps(monkeypatch:
 
 
 def _remembered(session: Any) -> int:
-    recipes = session._engine.packer.recipes
+    recipes = session._engine.saves.recipes
     return len(recipes._proofs) + len(recipes._rechecks._followed) + len(recipes.readers.discarded)
 
 

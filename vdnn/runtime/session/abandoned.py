@@ -22,7 +22,7 @@ _later: deque[Packer] = deque()
 
 def end_with_its_graphs(packer: Packer) -> None:
     """Ends `packer` as soon as it manages nothing that a graph needs. No session enters its engine any more."""
-    if packer.in_forked_child:
+    if packer.saves.in_forked_child:
         return
     _later.append(packer)
     end_what_is_over()
@@ -35,20 +35,20 @@ def end_what_is_over() -> None:
             packer = _later.popleft()
         except IndexError:  # another thread took it
             return
-        if packer.in_forked_child:
+        if packer.saves.in_forked_child:
             continue
-        if packer.is_in_hook() or not packer.lock.acquire(blocking=False):
+        if packer.saves.is_in_hook() or not packer.saves.lock.acquire(blocking=False):
             _later.append(packer)
             continue
         try:
             _end(packer)
         finally:
-            packer.lock.release()
+            packer.saves.lock.release()
 
 
 def _end(packer: Packer) -> None:
     packer.leave_settled_step()
-    living = packer.managed
+    living = packer.saves.managed
     if not living:
         packer.cut()
         return

@@ -27,6 +27,7 @@ from vdnn.runtime.session.abandoned import end_what_is_over, end_with_its_graphs
 from vdnn.runtime.session.function_transforms import hooks_that_step_aside
 from vdnn.runtime.session.hooks import Packer
 from vdnn.runtime.session.marked import marked_modules, marked_storages
+from vdnn.runtime.session.saves import Saves
 from vdnn.runtime.session.unseen import Unseen
 from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.unwatched import Steps, UnwatchedSteps
@@ -48,7 +49,7 @@ _Returned = TypeVar("_Returned")
 
 
 class Transports(dict[torch.device, Transport | None]):
-    """One transport for each device, opened at the first lookup. The caller holds the packer's lock, so that two
+    """One transport for each device, opened at the first lookup. The caller holds the lock of the saves, so that two
     threads do not open one device twice."""
 
     def __init__(self, open_transport: Callable[[torch.device], Transport | None]) -> None:
@@ -91,28 +92,20 @@ class Engine:
         self.transports = Transports(_weakly(self._open_transport))
         self.modules = ModuleWatch(marked_modules, _weakly(self._call_begins))
         self._checked_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        packer_of_steps: list[weakref.ref[Packer]] = []  # the steps evict by the hooks, which need the steps
+        saves_of_steps: list[weakref.ref[Saves]] = []  # the steps evict by the saves, which need the steps
         self.steps: Steps = (
             UnwatchedSteps(_weakly(self.compare_hashes), recomputes=self.policy.recomputes)
             if options.steps is None
-            else StepWatch(options.steps, self.modules, _weakly(self.compare_hashes), _evict_by(packer_of_steps))
+            else StepWatch(options.steps, self.modules, _weakly(self.compare_hashes), _evict_by(saves_of_steps))
         )
         self.tolerance = Tolerance(options.tolerance)
         self.rechecks = Rechecks(options.recheck)
         self.parameter_saves = ParameterSaves() if options.has_parameters else None
-        self.packer = packer = Packer(
-            self.policy,
-            options.min_bytes,
-            Counters(),
-            self.modules,
-            marked_storages,
-            self.transports,
-            self.steps,
-            self.tolerance,
-            self.rechecks,
-            self.parameter_saves,
+        self.saves = saves = Saves(self.policy, Counters(), self.modules, marked_storages, self.transports, self.steps)
+        self.packer = Packer(
+            saves, options.min_bytes, self.modules, self.tolerance, self.rechecks, self.parameter_saves
         )
-        packer_of_steps.append(weakref.ref(packer))
+        saves_of_steps.append(weakref.ref(saves))
         self.optimizer_states: weakref.WeakSet[OptimizerState] = weakref.WeakSet()  # that have memory here
         self._passes_cpu = False  # tensors on the CPU, which no device of this session takes
         self.is_closed = False
@@ -149,7 +142,7 @@ class Engine:
             self._entries.append(_Entry(session, threading.get_ident()))
         handles = streams_of_thread()
         if handles and handles not in self._entered_streams:
-            with self.packer.lock:
+            with self.saves.lock:
                 self._entered_streams.append(handles)
                 for transport in self.transports.opened():
                     self._adopt_entered(transport)
@@ -170,19 +163,19 @@ class Engine:
     def is_free_for(self, session: object) -> bool:
         """False while another session is inside on another thread, once this is closed, and in a forked child, which
         inherits no device and no thread."""
-        is_usable = not self.is_closed and not self.packer.in_forked_child
+        is_usable = not self.is_closed and not self.saves.in_forked_child
         thread = threading.get_ident()
         return is_usable and all(entry.session is session or entry.thread == thread for entry in self._entries)
 
     def resumed(self) -> None:
         """This thread's saves come here from now on."""
-        with self.packer.lock:
+        with self.saves.lock:
             self.steps.resumed()
 
     def left(self) -> None:
         """The last session of this thread has left."""
         self._refuse_the_cpu()
-        with self.packer.lock:
+        with self.saves.lock:
             self.steps.end_step_if_graphs_are_gone()
 
     def close(self) -> None:
@@ -192,7 +185,7 @@ class Engine:
             managed.gradients.bring_back()
             managed.bring_back()
         self.is_closed = True
-        with self.packer.lock:
+        with self.saves.lock:
             while self.transports:
                 _, transport = self.transports.popitem()
                 if transport is not None:
@@ -210,11 +203,11 @@ class Engine:
         return self.steps.is_watching or self.policy.may_offload
 
     def _call_begins(self, model: torch.nn.Module) -> None:
-        if not torch.is_grad_enabled() or self.packer.exemptions.is_paused:
+        if not torch.is_grad_enabled() or self.saves.exemptions.is_paused:
             return
         if model not in self._checked_models:
             self.look_into(model)
-        if self._has_work and not self._has_entered() and not self.packer.in_forked_child:
+        if self._has_work and not self._has_entered() and not self.saves.in_forked_child:
             self.unseen.model_begins_elsewhere(model)
 
     def _has_entered(self) -> bool:
@@ -226,28 +219,28 @@ class Engine:
 
     def end_step(self) -> None:
         self.unseen.are_steps_marked = True
-        if not self.packer.in_forked_child:
-            with self.packer.lock:
+        if not self.saves.in_forked_child:
+            with self.saves.lock:
                 self.steps.end_step()
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Called before the optimizer writes to its parameters."""
-        if self.packer.in_forked_child or not self._trains_here(optimizer):
+        if self.saves.in_forked_child or not self._trains_here(optimizer):
             return
         self._refuse_the_cpu()
-        self.packer.before_optimizer(optimizer)
-        with self.packer.lock:
+        self.saves.before_optimizer(optimizer)
+        with self.saves.lock:
             self.rechecks.finish()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if self.packer.in_forked_child:
+        if self.saves.in_forked_child:
             return
         if not self._trains_here(optimizer):  # an optimizer of another thread
             if self._has_work and self._has_used(optimizer):
                 self.unseen.optimizer_stepped_elsewhere(optimizer)
             return
         self.optimizer_steps += 1
-        with self.packer.lock:
+        with self.saves.lock:
             self.steps.optimizer_stepped(optimizer)
 
     def _trains_here(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -288,7 +281,7 @@ class Engine:
 
     def transport_for(self, device: torch.device) -> Transport | None:
         """The transport of a device, which this opens. None: its tensors stay where they are."""
-        with self.packer.lock:
+        with self.saves.lock:
             return self.transports[device]
 
     def _open_transport(self, device: torch.device) -> Transport | None:
@@ -346,11 +339,11 @@ def _weakly(method: Callable[_Given, _Returned]) -> Callable[_Given, _Returned |
     return call
 
 
-def _evict_by(packer: list[weakref.ref[Packer]]) -> Callable[[ManagedStorage], None]:
+def _evict_by(saves: list[weakref.ref[Saves]]) -> Callable[[ManagedStorage], None]:
     def evict(managed: ManagedStorage) -> None:
-        hooks = packer[0]()
-        if hooks is not None:
-            hooks.offload_soon(managed)
+        alive = saves[0]()
+        if alive is not None:
+            alive.offload_soon(managed)
 
     return evict
 
@@ -383,7 +376,7 @@ def engine_for(
 
 
 def _shared(session: object, options: EngineOptions, key: Hashable, own: Engine | None) -> Engine:
-    if own is not None and own.packer.in_forked_child:
+    if own is not None and own.saves.in_forked_child:
         return own  # passes everything through
     kept = options.device.kept_for_sessions if isinstance(options.device, TensorDevice) else _of_gpus
     earlier = kept.pop(key, None)

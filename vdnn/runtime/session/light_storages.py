@@ -10,7 +10,7 @@ Python.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch.autograd import profiler
@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from vdnn import _C
 from vdnn.errors import VdnnError
 from vdnn.runtime.recompute.readers import overwrites
+from vdnn.runtime.session.saves import Saves
 from vdnn.runtime.steps.script_sizes import EventLater, event_of
 from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import Event
@@ -37,10 +38,6 @@ from vdnn.runtime.torch_internals.cuda_graphs import may_run_as_graphs
 from vdnn.runtime.torch_internals.tensor_kinds import is_traced, num_dispatch_modes, transform_level
 from vdnn.runtime.torch_internals.version_counter import set_versions
 
-if TYPE_CHECKING:
-    from vdnn.runtime.session.hooks import Packer
-    from vdnn.runtime.session.planned_recomputes import PlannedRecomputes
-
 _set_grad_mode = torch._C._set_grad_enabled
 _Base = torch._C.TensorBase
 # The counters to which the mover adds, in the order of Counts in csrc/hooks/mover.h.
@@ -48,20 +45,24 @@ _COUNTED = (
     *("storages", "storage_bytes", "shared_saves", "uses", "demand_reloads", "prefetched_reloads", "reloaded_bytes"),
     *("freed_bytes", "used_in_place", "used_recomputed", "discarded", "discarded_bytes", "recomputes"),
 )
+RecipeFor = Callable[[Followed, torch.Tensor, _C.LightSave, int], CountedRecipe | None]
 _Reload = tuple[torch.Tensor, _C.Reload, bool, int]  # the tensor, its copy, if a use has waited for it, unused views
 
 
 class LightStorages:
     """The light storages of one session: its native mover, and what the mover calls."""
 
-    def __init__(self, packer: Packer, watch: StepWatch, recomputes: PlannedRecomputes) -> None:
-        self._packer = packer
+    def __init__(
+        self, saves: Saves, watch: StepWatch, recipe_for: RecipeFor, restore: Callable[[_C.LightSave], None]
+    ) -> None:
+        """`recipe_for` finds the recipe of a save that is discarded, and `restore` follows it."""
+        self._saves = saves
         self._watch = watch
-        self._recomputes = recomputes
+        self._recipe_for, self._restore_light = recipe_for, restore
         self._followed: Followed | None = None  # the step that the mover serves
         self.mover = _C.Mover(
-            packer.lock.acquire,
-            packer.lock.release,
+            saves.lock.acquire,
+            saves.lock.release,
             self._hand_over,
             self._make_source,
             self._held,
@@ -69,11 +70,11 @@ class LightStorages:
             self._discard,
             self._restore,
             StorageWeakRef,
-            packer.exemptions,
-            packer.exemptions.parameters.addresses,
-            packer.exemptions.marked.addresses,
-            packer.exemptions.modules.marked.references,
-            packer.table.latest,
+            saves.exemptions,
+            saves.exemptions.parameters.addresses,
+            saves.exemptions.marked.addresses,
+            saves.exemptions.modules.marked.references,
+            saves.table.latest,
             overwrites,
             torch._C._current_autograd_node,
             torch.is_grad_enabled,
@@ -102,12 +103,12 @@ class LightStorages:
             torch._C._autograd._get_sequence_nr,
             ("dtype", "device"),
         )
-        packer.readers.mover = self.mover
+        saves.readers.mover = self.mover
 
     def cut(self) -> None:
         """There are no light storages, and there will be none."""
-        self._packer.readers.mover = None
-        del self.mover, self._recomputes
+        self._saves.readers.mover = None
+        del self.mover, self._recipe_for, self._restore_light
 
     # Called when the gate opens and closes.
 
@@ -145,10 +146,10 @@ class LightStorages:
     def _discard(self, tensor: torch.Tensor, save: _C.LightSave, index: int) -> CountedRecipe | None:
         """The recipe of a storage that the mover is about to discard, at this event of the script."""
         followed = self._followed
-        if followed is None or self._packer.in_forked_child:
+        if followed is None or self._saves.in_forked_child:
             return None
         try:
-            return self._recomputes.recipe_for(followed, tensor, save, index)
+            return self._recipe_for(followed, tensor, save, index)
         except BaseException:
             _set_grad_mode(True)  # see [Note: Interrupted] in hooks.py
             raise
@@ -157,8 +158,8 @@ class LightStorages:
         """Recomputes what the mover is about to return. If that fails, Python's hook tries again, and raises."""
         has_grad_mode = torch.is_grad_enabled()
         try:
-            if not self._packer.in_forked_child:
-                self._recomputes.restore_light(save)
+            if not self._saves.in_forked_child:
+                self._restore_light(save)
         except VdnnError:
             return
         finally:
@@ -194,7 +195,7 @@ class LightStorages:
         else:
             counted, made, unused_views = discarded
             managed.resume_discarded(version, counted, None if made is None else made.untyped_storage(), unused_views)
-            self._packer.readers.add(managed)
+            self._saves.readers.add(managed)
         if event.nbytes != event.storage_bytes:
             managed.saved_bytes = reach(views_of[0][1] * _itemsize(event) if views_of else 0, *_geometry(event))
         views = [
@@ -204,13 +205,13 @@ class LightStorages:
             for save, offset in views_of
         ]
         managed.views += more_uses
-        if self._packer.in_forked_child:
+        if self._saves.in_forked_child:
             return views, managed.source
-        self._packer.readers.forget_index()
-        with self._packer.lock:
+        self._saves.readers.forget_index()
+        with self._saves.lock:
             storage = managed.source.on_device()
             if storage is not None:
-                self._packer.storages.add(managed, storage)
+                self._saves.add(managed, storage)
             self._follow(managed, event)
         return views, managed.source
 
@@ -222,13 +223,13 @@ class LightStorages:
         followed.step.begin_planned(managed, event.lifetime, event.planned)
         followed.executor.follow(event.planned, managed)
         if managed.copy is None and managed.discarded is None:
-            self._packer.deferred.when_complete(managed, None)  # it waited for its operation
+            self._saves.deferred.when_complete(managed, None)  # it waited for its operation
         if managed.reloaded is not None and managed.watched is not None:
             followed.step.reloaded(managed.watched, managed.reloaded.copy)
 
     def _held(self, first: Event | EventLater, storage: torch.UntypedStorage) -> StorageWeakRef:
         """A storage is released, and others hold it."""
-        transport, counters, event = self._watch.transport, self._packer.counters, event_of(first)
+        transport, counters, event = self._watch.transport, self._saves.counters, event_of(first)
         if transport is None or event.key is None or event.dtype is None:
             raise RuntimeError("expected the transport and the first save of a light storage, got none")
         counters.copied_not_freed_bytes += event.storage_bytes
@@ -250,23 +251,17 @@ class LightStorages:
         managed = None if self._followed is None else self._followed.executor.followed(event_of(first).planned)
         if managed is None:
             return
-        with self._packer.lock:
+        with self._saves.lock:
             if is_reload:
                 managed.reload_early()
             else:
                 managed.release()
 
     def _facts(self, event: Event, address: int, stream: _C.Stream) -> StorageFacts:
-        counters = self._packer.counters if self._followed is None else self._followed.counters
+        counters = self._saves.counters if self._followed is None else self._followed.counters
         geometry = _geometry(event)
         is_dense = event.moving is not None and event.moving.is_dense
         return StorageFacts(address, 0, event.storage_bytes, stream, geometry, is_dense, event.saved_in, counters)
-
-
-def full_view(save: _C.LightSave) -> PackedView:
-    """The packed view of a save that was light until now."""
-    view: PackedView = save.full()
-    return view
 
 
 def _may_be_light(transport: Transport) -> bool:

@@ -32,7 +32,7 @@ def recomputed(save: LightSave, unpack: Callable[[Any], torch.Tensor]) -> torch.
 
 
 class Missing:
-    """The discarded storages of one session. Callers hold the packer's lock; `unpack` is the session's unpack hook."""
+    """The discarded storages of one session. Callers hold the lock of its saves; `unpack` is the unpack hook."""
 
     def __init__(self, unpack: Callable[[Any], torch.Tensor], steps: Steps, readers: Readers) -> None:
         self._unpack = unpack

@@ -109,8 +109,8 @@ class Session(contextlib.ContextDecorator):
             hooks.__exit__()
             engine.uninstall(self)
             raise
-        _entries_of_thread().append(_Entry(self, engine, hooks, engine.packer.counters, engine.optimizer_steps))
-        engine.packer.counters = self.counters
+        _entries_of_thread().append(_Entry(self, engine, hooks, engine.saves.counters, engine.optimizer_steps))
+        engine.saves.counters = self.counters
         engine.resumed()
         return self
 
@@ -129,7 +129,7 @@ class Session(contextlib.ContextDecorator):
                     leaving.callback(state.gradients.leave)
                 leaving.callback(state.left)
         if any(entry.engine is engine for entry in entered):
-            engine.packer.counters = counters_before
+            engine.saves.counters = counters_before
         elif kind is None:
             engine.left()
             self._warn_if_nothing_was_offloaded(engine)
@@ -263,7 +263,7 @@ class Session(contextlib.ContextDecorator):
             warn(f"none of {counters.saves} saves was offloaded ({reasons or 'none eligible'}).")
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        return self._engine.packer.exemptions.paused()
+        return self._engine.saves.exemptions.paused()
 
 
 def active_session() -> Session | None:

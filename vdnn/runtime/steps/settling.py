@@ -75,7 +75,7 @@ class Followed:
 
 
 class Settling:
-    """The settled steps of one session. All that runs in hooks holds the packer's lock."""
+    """The settled steps of one session. All that runs in hooks holds the lock of the saves."""
 
     def __init__(self, ends: StepEnds) -> None:
         self.gate: _C.Gate | None = None  # None: no step is settled

@@ -72,7 +72,7 @@ class StepWatch:
         self._ends = StepEnds()
         self.settling = Settling(self._ends)
         self._guards = StepGuards(options.planner, self._plans, modules, self.settling, offload)
-        self._is_in_hook = False  # the thread that holds the packer's lock is in a watched hook
+        self._is_in_hook = False  # the thread that holds the lock of the saves is in a watched hook
         self._observed: ObservedHook | None = None  # the running hook
         self._has_passed_through = False  # a save of the running step
         self._step = WatchedStep(self._ends)

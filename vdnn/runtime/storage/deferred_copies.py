@@ -59,7 +59,7 @@ class AfterOperation(Generic[Item]):
 
 
 class DeferredCopies:
-    """The deferred copies of all threads. Hooks call it while they hold the packer's lock."""
+    """The deferred copies of all threads. Hooks call it while they hold the lock of the saves."""
 
     def __init__(self) -> None:
         self._deferred: AfterOperation[weakref.ref[ManagedStorage]] = AfterOperation()

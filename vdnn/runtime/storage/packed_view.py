@@ -22,6 +22,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
+from vdnn._C import LightSave
 from vdnn.runtime.storage.facts import Geometry
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.torch_internals.version_counter import counter_of, raise_modified
@@ -134,6 +135,12 @@ class PackedView:
             self.managed.views -= 1
         except AttributeError:  # __init__ raised
             return
+
+
+def full_view(save: LightSave) -> PackedView:
+    """The packed view of a save that the native gate has moved until now."""
+    view: PackedView = save.full()
+    return view
 
 
 class PackedShard:

@@ -1,0 +1,271 @@
+"""The saves of one session, which its hooks share: finds or makes the managed storage of a save, decides what becomes
+of it, and returns its tensor at a use.
+
+[Note: One hook at a time] Forward and backward passes run on any threads, and several threads may use one storage. So a
+hook that reaches managed storages holds `Saves.lock`. It is a Python lock: destructors never take it, and native code
+never waits for it. A forked child may inherit the lock in the locked state, so it does not use the lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+import torch
+
+from vdnn.planning.policies import OnlinePolicy
+from vdnn.runtime.recompute.readers import Readers
+from vdnn.runtime.session.exemptions import Exemptions
+from vdnn.runtime.session.missing import Missing
+from vdnn.runtime.session.session_recipes import SessionRecipes
+from vdnn.runtime.steps.unwatched import Steps
+from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.storage.counters import Counters, Kept
+from vdnn.runtime.storage.deferred_copies import DeferredCopies
+from vdnn.runtime.storage.facts import StorageFacts, is_dense
+from vdnn.runtime.storage.lookahead import Lookahead
+from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.runtime.storage.packed_view import PackedShard, PackedView
+from vdnn.runtime.storage.table import UNSAFE_SPLIT, Table, bytes_to_manage, reach_of, split_of
+from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.storage.unseen_writes import joins_unseen_writes
+from vdnn.runtime.torch_internals import forks
+from vdnn.runtime.torch_internals.cuda_graphs import refuse_graphs_around
+from vdnn.runtime.torch_internals.module_watch import ModuleWatch
+from vdnn.runtime.torch_internals.storage_set import StorageSet
+from vdnn.runtime.torch_internals.tensor_kinds import PLAIN_CLASSES
+from vdnn.runtime.torch_internals.version_counter import counter_of
+from vdnn.step.plan import Action
+
+_KEEP, _OFFLOAD, _RECOMPUTE, _COMPRESS = Action  # an attribute look-up on an Enum class costs as much as a call
+_Node = torch.autograd.graph.Node
+_Storage = torch.UntypedStorage
+
+
+class Saves:
+    """Callers hold the lock. See [Note: One hook at a time].
+
+    If the steps are watched, every save that may move is managed and recorded, whatever its action is. `missing` and
+    `recipes` are the hooks' to set: both unpack. `saved` is called at the end of each managed save.
+    """
+
+    missing: Missing
+
+    def __init__(
+        self,
+        policy: OnlinePolicy,
+        counters: Counters,
+        modules: ModuleWatch,
+        marked: StorageSet,
+        transports: Mapping[torch.device, Transport | None],
+        steps: Steps,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.counters = counters  # of the session that is entered
+        self.transports = transports
+        self.steps = steps
+        self.watch = steps if isinstance(steps, StepWatch) else None
+        self.manages = self.watch is not None or policy.may_offload
+        self.readers = Readers()
+        self.exemptions = Exemptions(policy, modules, marked, recasts=bool(steps.recomputes))
+        self.table: Table[ManagedStorage] = Table()
+        self.lookahead = Lookahead()
+        self.deferred = DeferredCopies()
+        self.recipes: SessionRecipes | None = None
+        self.saved: Callable[[], None] | None = None
+        self._modules = modules
+        self._forks = forks.count
+
+    # The end, see abandoned.py.
+
+    def is_in_hook(self) -> bool:
+        """True if this thread runs a hook that holds the lock."""
+        return bool(self.lock._is_owned())  # type: ignore[attr-defined]  # threading.Condition calls it, too
+
+    def cut(self) -> None:
+        """Cuts the cycles of references between the parts."""
+        for transport in self.transports.values():
+            if transport is not None:
+                transport.has_room = transport.integrity = None
+        self.transports = {}
+        self.missing.cut()
+        if self.recipes is not None:
+            self.recipes.cut()
+        self.saved = None
+
+    @property
+    def in_forked_child(self) -> bool:
+        """True in a forked child (a DataLoader worker): it inherits the hooks, but not the devices and threads."""
+        return forks.count != self._forks
+
+    @property
+    def managed(self) -> list[ManagedStorage]:
+        """The managed storages that graphs still hold."""
+        return self.lookahead.living()
+
+    # The managed storage of a save.
+
+    def manage(
+        self,
+        tensor: torch.Tensor,
+        part: torch.Tensor,
+        storage: _Storage,
+        node: _Node | None,
+        transport: Transport,
+    ) -> tuple[PackedView, bool]:
+        """The packed view of `part`, which is the tensor or its shard, and whether its bytes are newly managed."""
+        counters = self.counters
+        whole, nbytes = storage.nbytes(), part.nbytes
+        begin, managed_bytes = (0, whole) if nbytes == whole else bytes_to_manage(part, whole)
+        key = (storage._cdata, begin, managed_bytes)
+        counted = tensor if tensor._version else part  # see [Note: Shards] in hooks.py
+        known = self.table.find(key, whole, counted)
+        geometry = (part.dtype, part.size(), part.stride())
+        if known is not None and self._can_join(known.found, part, known.begin):
+            counters.shared_saves += 1
+            return PackedView(known.found, part, known.witness, geometry, known.begin), False
+        refuse_graphs_around()
+        witness = counter_of(counted)
+        module = self._modules.innermost()
+        facts = StorageFacts(
+            transport.address_of(storage) + begin,
+            begin,
+            managed_bytes,
+            transport.current_stream(),
+            geometry,
+            nbytes == managed_bytes and is_dense(part),
+            None if module is None else type(module),
+            counters,
+        )
+        managed = ManagedStorage(transport, storage, facts, witness)
+        if nbytes != managed_bytes:
+            managed.saved_bytes = reach_of(part)
+        view = PackedView(managed, part, witness, geometry, begin)
+        split = split_of(part, node) if type(node).__name__ == UNSAFE_SPLIT else None
+        self.table.add(key, storage, managed, split)
+        self.lookahead.note(managed)
+        return view, True
+
+    def add(self, managed: ManagedStorage, storage: _Storage) -> None:
+        """Adds a managed storage that was light until now, and has all bytes of `storage`."""
+        self.table.add((storage._cdata, 0, managed.nbytes), storage, managed, None)
+        self.lookahead.note(managed)
+
+    def _can_join(self, managed: ManagedStorage, part: torch.Tensor, begin: int) -> bool:
+        """False if `managed` cannot restore these bytes: see unseen_writes.py, or it keeps values of another dtype."""
+        if managed.saved_bytes is not None and joins_unseen_writes(managed, managed.saved_bytes, part, begin):
+            return False
+        if managed.facts.geometry[0] is part.dtype:
+            return True
+        if managed.discarded is not None and not managed.discarded.is_exact_in_bytes:
+            return False
+        if self.recipes is not None and not managed.has_several_dtypes:
+            self.recipes.saved_as_another_dtype(managed)
+        return True
+
+    # What becomes of it.
+
+    def save(
+        self, tensor: torch.Tensor, part: torch.Tensor, storage: _Storage, node: _Node | None, transport: Transport
+    ) -> PackedView:
+        """Manages a save, in a hook, and decides about it."""
+        self.deferred.submit_finished(transport)
+        packed, is_new = self.manage(tensor, part, storage, node, transport)
+        return self._decide(packed, tensor, storage, node, is_new=is_new, is_part=part is not tensor)
+
+    def follow(
+        self, packed: PackedView, tensor: torch.Tensor, storage: _Storage, node: _Node | None, *, is_new: bool
+    ) -> PackedView:
+        """Decides about a managed save of a settled step, which differs from its script."""
+        transport = packed.managed.transport
+        with self.steps.hook(transport):
+            self.deferred.submit_finished(transport)
+            return self._decide(packed, tensor, storage, node, is_new=is_new, is_part=False)
+
+    def _decide(
+        self,
+        packed: PackedView,
+        tensor: torch.Tensor,
+        storage: _Storage,
+        node: _Node | None,
+        *,
+        is_new: bool,
+        is_part: bool,
+    ) -> PackedView:
+        """The plan decides; if none has the save, the guard and the policy do. `is_part`: the view is of a shard."""
+        managed = packed.managed
+        planned = self.steps.saved(managed, tensor, is_new=is_new)
+        if planned is None:
+            self._follow_policy(managed, storage, node, is_new=is_new)
+        elif is_new:
+            managed.action = planned
+            self.deferred.when_complete(managed, node)
+            if planned in (_RECOMPUTE, _COMPRESS):
+                self._discard(packed, tensor, node)
+            elif planned is _KEEP:
+                self.counters.keep(Kept.PLAN, managed.nbytes)
+        if self.recipes is not None and not is_part:
+            self.recipes.saved(packed, tensor, node, is_new=is_new)
+        if self.saved is not None:
+            self.saved()
+        return packed
+
+    def _follow_policy(self, managed: ManagedStorage, storage: _Storage, node: _Node | None, *, is_new: bool) -> None:
+        """Applies the policy's decision. If it offloads one save of a storage, no later save of it can keep it."""
+        if managed.action is _OFFLOAD:
+            return
+        reason = self.exemptions.without_plan(storage, node)
+        if reason is None and self.watch is not None and self.watch.guards(managed):
+            self.deferred.when_complete(managed, node)
+            return
+        managed.action = _OFFLOAD if reason is None else _KEEP
+        if reason is not None:
+            self.counters.keep(reason, managed.nbytes)
+        if is_new or reason is None:
+            self.deferred.when_complete(managed, node)
+
+    def offload_soon(self, managed: ManagedStorage) -> None:
+        """Issues its copy as soon as the running operation is over."""
+        managed.action = _OFFLOAD
+        self.deferred.when_complete(managed, None)
+
+    def _discard(self, packed: PackedView, tensor: torch.Tensor, node: _Node | None) -> None:
+        """Discards a storage that is to be recomputed. If it cannot be recomputed, the policy decides."""
+        if not self.discards(packed, tensor, node):
+            self.steps.cannot_be_recomputed(packed.managed)
+            self._follow_policy(packed.managed, tensor.untyped_storage(), node, is_new=True)
+
+    def discards(self, packed: PackedView, tensor: torch.Tensor, node: _Node | None) -> bool:
+        """Discards a storage that is to be recomputed, if it can be."""
+        return self.recipes is not None and type(tensor) in PLAIN_CLASSES and self.recipes.discard(packed, tensor, node)
+
+    # At a use.
+
+    def restore(self, managed: ManagedStorage) -> None:
+        """Recomputes what a use of these bytes needs: themselves, and what reads them if they may be overwritten."""
+        if self.readers.are_there:
+            self.missing.before_use(managed)
+        if managed.discarded is not None:
+            self.missing.recompute_for(managed)
+
+    def unpacked(self, packed: PackedView | PackedShard) -> torch.Tensor:
+        self.deferred.submit_finished(packed.managed.transport)
+        watch = self.watch
+        tensor = packed.unpack() if watch is None else watch.unpacked(packed)
+        if isinstance(packed, PackedView):
+            if torch.is_grad_enabled():
+                self._add_reload(packed, tensor)
+            if self.recipes is not None:
+                self.recipes.used(packed, tensor)
+        return tensor
+
+    def _add_reload(self, packed: PackedView, tensor: torch.Tensor) -> None:
+        """`tensor`, which was unpacked, may be saved again: see [Note: Reloads that are saved] in table.py."""
+        managed, storage = packed.managed, tensor.untyped_storage()
+        if storage._cdata != managed.native_address:
+            self.table.add_reload(storage, managed, packed.begin_in(tensor))
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called before the optimizer writes to its parameters."""
+        with self.lock:
+            self.missing.before_writes_to(weight for group in optimizer.param_groups for weight in group["params"])
