@@ -1,7 +1,7 @@
 """Reads the imports of the package's rooms from its syntax trees, and reports those that break the rules.
 
-A module imports from its own room or a lower one, so no room depends on a higher one and rooms form no cycle. A module
-outside every room is an offence too.
+A module imports from its own room or a lower one, so no room depends on a higher one and rooms form no cycle. Nor do
+modules, also not by imports inside functions or for types alone. A module outside every room is an offence too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 # Rooms, lowest first. A room is a folder or a single module. A module imports from its own room or from a lower one.
@@ -128,7 +129,7 @@ def offences(modules: Mapping[str, str]) -> list[str]:
     """One sentence per broken rule."""
     homeless = [f"{name} is in no room" for name in modules if name not in FACES and room_of(name) is None]
     imports = list(imports_of(modules))
-    return [*homeless, *_upward(imports), *_forbidden(imports), *_torch_seen(imports)]
+    return [*homeless, *_upward(imports), *_forbidden(imports), *_torch_seen(imports), *_circles(imports)]
 
 
 def _upward(imports: Sequence[Import]) -> Iterator[str]:
@@ -153,3 +154,16 @@ def _torch_seen(imports: Sequence[Import]) -> Iterator[str]:
             yield f"{found.importer} imports torch"
         elif found.importer in FACES and not found.deferred:
             yield f"{found.importer} imports torch when it is imported"
+
+
+def _circles(imports: Sequence[Import]) -> Iterator[str]:
+    """Modules that import each other, directly or through others. A package's face is no module here."""
+    imported_by: dict[str, set[str]] = {}
+    for found in imports:
+        if found.importer not in FACES and found.imported not in FACES:
+            imported_by.setdefault(found.importer, set()).add(found.imported)
+    sorter = TopologicalSorter(imported_by)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        yield f"{' imports '.join(reversed(error.args[1]))}: a circle"

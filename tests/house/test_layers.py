@@ -65,6 +65,13 @@ def test_the_runtime_has_eight_rooms() -> None:
         ({"vdnn.planning.planner": "def late():\n    import torch"}, "vdnn.planning.planner imports torch"),
         ({"vdnn": "import torch"}, "vdnn imports torch when it is imported"),
         ({"vdnn.misc": ""}, "vdnn.misc is in no room"),
+        (
+            {
+                "vdnn.report.table": "if TYPE_CHECKING:\n    from vdnn.report import chart",
+                "vdnn.report.chart": "from vdnn.report.table import Table",
+            },
+            "vdnn.report.table imports vdnn.report.chart imports vdnn.report.table: a circle",
+        ),
     ],
 )
 def test_the_judge_names_each_offence(modules: dict[str, str], offence: str) -> None:

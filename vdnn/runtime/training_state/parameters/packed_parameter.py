@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -17,15 +17,18 @@ from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
 from vdnn.runtime.torch_internals.version_counter import raise_modified
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
 
-if TYPE_CHECKING:
-    from vdnn.runtime.training_state.parameters.streaming import Streaming
-
 
 class ParametersOfASession(Protocol):
     """Manages the parameters of one session."""
 
     def let_all_stay(self, reason: str) -> None:
         """All of them return to the device and are managed no longer."""
+
+
+class SavedUses(Protocol):
+    """Brings the parameters of one session to the device for the uses of their saves."""
+
+    def use_saved(self, away: AwayParameter, *, is_present: bool) -> torch.Tensor: ...
 
 
 Pack = Callable[[torch.Tensor], Any]
@@ -40,7 +43,7 @@ class PackedParameter:
     parameter has then, also those of `parameter.data = ...`. A view keeps the memory that it is of."""
 
     away: AwayParameter
-    streaming: Streaming
+    uses: SavedUses
     dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -64,7 +67,7 @@ class PackedParameter:
         with torch.no_grad(), outside_of_transforms():
             # A forked child has no device; it reads the host copy.
             if forks.count == self.forks:
-                whole = self.streaming.use_saved(self.away, is_present=self.is_itself)
+                whole = self.uses.use_saved(self.away, is_present=self.is_itself)
             else:
                 whole = self.away.host.tensor
             part = whole if whole.dtype is self.dtype else whole.view(self.dtype)
@@ -78,7 +81,7 @@ class ParameterSaves:
     def __init__(self) -> None:
         self._pack: Pack = lambda tensor: tensor
         self._unpack: Unpack = lambda packed: packed
-        self._on_device: dict[int, tuple[AwayParameter, weakref.ref[Streaming]]] = {}  # by address of their storage
+        self._on_device: dict[int, tuple[AwayParameter, weakref.ref[SavedUses]]] = {}  # by address of their storage
         self._managers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def managed_by(self, manager: ParametersOfASession) -> None:
@@ -100,8 +103,8 @@ class ParameterSaves:
         self._unpack = unpack_without_hooks
         del self._pack
 
-    def add(self, away: AwayParameter, streaming: Streaming) -> None:
-        self._on_device[away.native_address] = (away, weakref.ref(streaming))
+    def add(self, away: AwayParameter, uses: SavedUses) -> None:
+        self._on_device[away.native_address] = (away, weakref.ref(uses))
 
     def remove(self, away: AwayParameter) -> None:
         if self._on_device.get(away.native_address, (None,))[0] is away:
@@ -114,13 +117,13 @@ class ParameterSaves:
             found = self._on_device.get(tensor.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):  # a tensor without storage: sparse, or wrapped by torch.func
             found = None
-        streaming = None if found is None else found[1]()
-        if found is None or streaming is None or tensor.is_conj() or tensor.is_neg():
+        uses = None if found is None else found[1]()
+        if found is None or uses is None or tensor.is_conj() or tensor.is_neg():
             return self._pack(tensor)
         away = found[0]
         return PackedParameter(
             away,
-            streaming,
+            uses,
             tensor.dtype,
             tuple(tensor.shape),
             tensor.stride(),
