@@ -119,7 +119,7 @@ MUTANTS = [
     *_of(
         "runtime/steps",
         ("runtime/steps/guard.py", "while self._candidates and self._over_bytes() > 0", "while False"),
-        ("runtime/steps/budget_ledger.py", "if peak_bytes <= budget_bytes:", "if peak_bytes < budget_bytes:"),
+        ("runtime/steps/measurement.py", "if peak_bytes <= budget_bytes:", "if peak_bytes < budget_bytes:"),
         ("runtime/steps/executor.py", "found - self._next_save > NEARBY", "found - self._next_save > 0"),
         ("runtime/steps/plan_guard.py", "lifetime - _SOON:", "lifetime + 100 * _SOON:"),
         ("runtime/steps/plan_maker.py", "peak_bytes + more_bytes <= budget_bytes", "peak_bytes <= budget_bytes"),
@@ -132,7 +132,7 @@ MUTANTS = [
         ("runtime/steps/settling.py", "if len(known) > _MOST_SHAPES:", "if len(known) > 0:"),
         ("runtime/steps/script_sizes.py", "return None if number % self.divisor else", "return"),
         ("runtime/steps/script_sizes.py", "values[index] > self._largest[index]", "False"),
-        ("runtime/steps/step_peaks.py", "max(step.peak_bytes, last_bytes)", "step.peak_bytes"),
+        ("runtime/steps/watched_step.py", "max(self.peak_bytes, last_bytes)", "self.peak_bytes"),
         ("runtime/steps/unplannable.py", "and resident_bytes >= known", "and resident_bytes > known"),
     ),
     *_of(

@@ -14,7 +14,7 @@ from tests.runtime.rigs.virtual_training import MODELS, trained_virtually
 from vdnn.hardware import HardwareProfile, load_profile
 from vdnn.runtime.machine.gauges import Gauges, Peaks
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
-from vdnn.runtime.steps.meter import Meter
+from vdnn.runtime.steps.measurement import Meter
 from vdnn.step.timeline import Copy, Timeline, Track
 
 

@@ -42,6 +42,13 @@ class Move(Enum):
 PlannedMove = tuple[int, Move]  # of a lifetime of the plan
 
 
+class EncodedSave(NamedTuple):
+    """Encoded bytes, which are a save of the plan and none of the program."""
+
+    key: SaveKey
+    planned: int  # the lifetime in the plan
+
+
 class Occupancy:
     """The bytes that a plan takes on the device at each point: `stored` in saved storages, `kept` in those that it
     keeps. `peaks` is the most that is allocated until then. `spare` is how much less than at its peak the plan takes

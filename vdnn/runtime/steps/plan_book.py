@@ -17,13 +17,12 @@ from typing import NamedTuple
 from vdnn.errors import BudgetError, VdnnError
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.steps.alike_kinds import AlikeKinds
-from vdnn.runtime.steps.budget_ledger import Over
 from vdnn.runtime.steps.earlier_graphs import naming_earlier_graphs
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.foresight import require_foreseen_fit
 from vdnn.runtime.steps.kinds import Begin, Kind, StepKinds
 from vdnn.runtime.steps.ladder import Ladder, Rung, Source
-from vdnn.runtime.steps.measured_step import MeasuredStep
+from vdnn.runtime.steps.measurement import MeasuredStep, Over
 from vdnn.runtime.steps.plan_maker import PlanMaker
 from vdnn.runtime.steps.plan_needs import is_mistaken, needs_plan
 from vdnn.runtime.steps.planner import BudgetPlanner

@@ -19,10 +19,9 @@ from typing import Protocol
 
 from vdnn import _C
 from vdnn.runtime.steps.ends import StepEnds
-from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.executor import EncodedSave, Executor
 from vdnn.runtime.steps.kinds import Begin
 from vdnn.runtime.steps.lesson import Lesson
-from vdnn.runtime.steps.recompute_lesson import EncodedSave
 from vdnn.runtime.steps.script_sizes import ScriptSizes
 from vdnn.runtime.steps.step_script import StepScript
 from vdnn.runtime.steps.watched_step import WatchedStep

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 
 from vdnn import _C
-from vdnn.runtime.steps.executor import Move, PlannedMove
-from vdnn.runtime.steps.recompute_lesson import EncodedSave
+from vdnn.runtime.steps.executor import EncodedSave, Move, PlannedMove
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.torch_internals.version_counter import empty_of

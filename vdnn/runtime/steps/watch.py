@@ -17,17 +17,14 @@ from vdnn._C import KeptSave
 from vdnn.errors import VdnnError
 from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
-from vdnn.runtime.steps.budget_ledger import BudgetLedger, Over
 from vdnn.runtime.steps.ends import Found, StepEnds
-from vdnn.runtime.steps.measured_step import MeasuredSteps
-from vdnn.runtime.steps.meter import Meter
+from vdnn.runtime.steps.measurement import BudgetLedger, MeasuredSteps, Meter, Over
 from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.plan_book import PlanBook
 from vdnn.runtime.steps.plan_guard import PlanGuard
 from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.settling import Settling
 from vdnn.runtime.steps.step_guards import StepGuards
-from vdnn.runtime.steps.step_peaks import peak_of
 from vdnn.runtime.steps.watched_step import ObservedHook, WatchedStep
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
@@ -230,11 +227,12 @@ class StepWatch:
         begin, peaks = gauges.mark(transport.current_stream()), gauges.step_ended()
         earlier_bytes = self._guards.step_ended(step.guard, outliving)
         transport.release_sources()
-        step.peak_bytes = max(peak_of(step, peaks[0], gauges.peak_before_bytes), gauges.take_trial_peak())
+        step.peak_bytes = max(step.own_peak(peaks[0], gauges.peak_before_bytes), gauges.take_trial_peak())
         judged = self._plans.judged(step, transport.device.info.total_bytes, earlier_bytes)
         if judged is not None:
             self.budget.micro_batch_ended(step.peak_bytes, *judged)
-        measured = self._measured.finish(step, transport, (begin, gauges.mark(transport.current_stream())), peaks)
+        marks = begin, gauges.mark(transport.current_stream())
+        measured = self._measured.finish(step.recorder, step.meter, transport, marks, peaks)
         if step.recorder is not None:
             if step.guard is not None:
                 step.recorder.abandon()  # what outlives it counts in later steps only while it is on the device

@@ -17,10 +17,9 @@ from vdnn import _C
 from vdnn.runtime.machine.gauges import Gauges, Mark
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.steps.ends import Alive, StepEnds
-from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.executor import EncodedSave, Executor
 from vdnn.runtime.steps.guard import Guard
-from vdnn.runtime.steps.meter import Meter
-from vdnn.runtime.steps.recompute_lesson import EncodedSave
+from vdnn.runtime.steps.measurement import Meter
 from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.storage.counters import Kept
@@ -118,6 +117,22 @@ class WatchedStep:
         """Removes the meter, unless the step is recorded or is one of the first that follow its plan."""
         if self.recorder is None and executor.checked_steps >= _CHECKED:
             self.meter = None
+
+    def own_peak(self, last_bytes: int, before_bytes: int) -> int:
+        """The peak of the finished step. `last_bytes`: since its last hook that was measured, or since its begin.
+
+        torch's statistics have one peak, since the user's last reset. Over a whole step they tell the step's own peak
+        only if it rose above `before_bytes` in the step. Otherwise the step counts as taking what the checked steps of
+        its plan took: it repeats them."""
+        executor, peak_bytes = self.executor, max(self.peak_bytes, last_bytes)
+        if executor is None:
+            return peak_bytes
+        if self.meter is None and peak_bytes <= before_bytes:
+            return min(peak_bytes, executor.checked_bytes)
+        if self.meter is not None:
+            executor.checked_steps += 1
+            executor.checked_bytes = max(executor.checked_bytes, peak_bytes)
+        return peak_bytes
 
     def was_refused(self) -> None:
         """Its first save was refused: the step has not begun, and another may begin in its place."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vdnn.runtime.steps.step_peaks import peak_of
+from vdnn.runtime.steps.watched_step import WatchedStep
 
 
 def step(*, hooks_bytes: int = 0, is_measured: bool = False, checked_bytes: int | None = 500) -> SimpleNamespace:
@@ -17,7 +17,7 @@ def step(*, hooks_bytes: int = 0, is_measured: bool = False, checked_bytes: int 
 
 
 def found(one: SimpleNamespace, last_bytes: int, before_bytes: int) -> int:
-    return peak_of(one, last_bytes, before_bytes)  # type: ignore[arg-type]
+    return WatchedStep.own_peak(one, last_bytes, before_bytes)  # type: ignore[arg-type]
 
 
 def test_a_peak_from_before_the_step_is_not_its_own() -> None:

@@ -9,7 +9,7 @@ import pytest
 import vdnn
 from tests.runtime.rigs.networks import perceptron
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
-from vdnn.runtime.steps.budget_ledger import BudgetLedger, Over
+from vdnn.runtime.steps.measurement import BudgetLedger, Over
 
 
 def test_the_report_counts_the_steps_and_the_causes(caplog: pytest.LogCaptureFixture) -> None:
