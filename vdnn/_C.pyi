@@ -797,6 +797,9 @@ def noted_save(node: Any, output_nr: int, /) -> Any:
 def current_form(packed: Any, /) -> Any:
     """The packed view that has replaced a save of the gate, if one has; else the save."""
 
+def save_in_slot(node: Any, slot: str, unpack: Any, /) -> Any:
+    """What the pack hook returned for this raw slot; None if it is empty, released, or packed by another hook."""
+
 @final
 class Gate:
     """The pack and unpack hooks of a session that follows plans. See csrc/hooks/gate.h."""

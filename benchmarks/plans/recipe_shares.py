@@ -136,10 +136,10 @@ class GreedyHooks:
     def _decide(self, storage: Storage, recipe: Recipe) -> None:
         through_operands = [
             operand_depth + operand.storage.depth
-            for operand_depth, operand in zip(recipe.operand_depths, recipe.operands, strict=True)
+            for operand_depth, operand in zip(recipe.template.operand_depths, recipe.operands, strict=True)
             if isinstance(operand, View)
         ]
-        depth = max([recipe.depth, *through_operands])
+        depth = max([recipe.template.depth, *through_operands])
         if depth <= self.max_depth and _can_be_followed(recipe):
             storage.recipe, storage.depth = recipe, depth
 

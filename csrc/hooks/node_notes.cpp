@@ -8,6 +8,8 @@ namespace vdnn::hooks {
 namespace {
 
 PyObject* metadata_name = nullptr;
+PyObject* data_name = nullptr;
+PyObject* hook_name = nullptr;
 PyObject* mark = nullptr;  // the first part of each key
 
 // The notes of a node, and the key of one. Both are null with a Python error set.
@@ -80,6 +82,35 @@ PyObject* current_form(PyObject*, PyObject* packed) {
   return Py_NewRef(form_of(packed));
 }
 
+// What the object has under this name; None if it has nothing. Null with a Python error set.
+Reference found_in(PyObject* object, PyObject* name) {
+  Reference found = Reference::stolen(PyObject_GetAttr(object, name));
+  if (!found && PyErr_ExceptionMatches(PyExc_AttributeError) != 0) {
+    PyErr_Clear();
+    return Reference(Py_None);
+  }
+  return found;
+}
+
+// (node, name of a raw slot, unpack hook): what our pack hook returned for it; None if it is empty, released, or packed
+// by another hook.
+PyObject* save_in_slot(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  const Reference raw = has_count(count, 3) ? found_in(arguments[0], arguments[1]) : Reference();
+  if (!raw || raw.get() == Py_None) {
+    return Py_XNewRef(raw.get());
+  }
+  const Reference data = Reference::stolen(PyObject_GetAttr(raw.get(), data_name));
+  if (!data || data.get() == Py_None) {
+    return Py_XNewRef(data.get());
+  }
+  const Reference hook = Reference::stolen(PyObject_GetAttr(raw.get(), hook_name));
+  const int is_ours = hook ? PyObject_RichCompareBool(hook.get(), arguments[2], Py_EQ) : -1;
+  if (is_ours < 0) {
+    return nullptr;
+  }
+  return Py_NewRef(is_ours == 1 ? form_of(data.get()) : Py_None);
+}
+
 template <class Function>
 PyCFunction as_method(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
@@ -89,6 +120,7 @@ PyMethodDef functions[] = {
     {"note_saved", as_method(&note), METH_FASTCALL, nullptr},
     {"noted_save", as_method(&noted_save), METH_FASTCALL, nullptr},
     {"current_form", current_form, METH_O, nullptr},
+    {"save_in_slot", as_method(&save_in_slot), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -113,7 +145,10 @@ bool note_saved(PyObject* node, PyObject* output_nr, PyObject* packed) {
 bool add_node_notes(PyObject* module) {
   metadata_name = PyUnicode_InternFromString("metadata");
   mark = PyUnicode_InternFromString("vdnn");
-  return metadata_name != nullptr && mark != nullptr && PyModule_AddFunctions(module, functions) == 0;
+  data_name = PyUnicode_InternFromString("data");
+  hook_name = PyUnicode_InternFromString("unpack_hook");
+  return metadata_name != nullptr && mark != nullptr && data_name != nullptr && hook_name != nullptr &&
+         PyModule_AddFunctions(module, functions) == 0;
 }
 
 }  // namespace vdnn::hooks

@@ -13,7 +13,8 @@ namespace vdnn::hooks {
 // error set.
 bool note_saved(PyObject* node, PyObject* output_nr, PyObject* packed);
 
-// Adds note_saved(), noted_save() and current_form() to the module. Returns false with a Python error set.
+// Adds note_saved(), noted_save(), current_form() and save_in_slot() to the module. Returns false with a Python error
+// set.
 bool add_node_notes(PyObject* module);
 
 }  // namespace vdnn::hooks

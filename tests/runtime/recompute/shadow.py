@@ -56,9 +56,12 @@ def shadowing() -> Iterator[Shadow]:
 
 def difference_of_recipes(one: Recipe, other: Recipe) -> str:
     """The name of the first field that differs; empty if the recipes are equal."""
-    for name in ("name", "operand_depths", "depth", "is_cheap", "geometry", "flags", "nodes", "signature", "shapeless"):
-        if getattr(one, name) != getattr(other, name):
-            return f"{name}: {getattr(one, name)} instead of {getattr(other, name)}"
+    for name in ("name", "operand_depths", "depth", "is_cheap", "geometry", "flags", "signature", "shapeless"):
+        ours, theirs = getattr(one.template, name), getattr(other.template, name)
+        if ours != theirs:
+            return f"{name}: {ours} instead of {theirs}"
+    if one.nodes != other.nodes:
+        return f"nodes: {one.nodes} instead of {other.nodes}"
     for name in ("given", "operands"):
         ours, theirs = getattr(one, name), getattr(other, name)
         if len(ours) != len(theirs) or not all(map(_is_same, ours, theirs)):

@@ -41,7 +41,7 @@ def test_a_convolution_batch_norm_and_relu_keep_one_map(x: Tensor) -> None:
         model(x)
     assert [recipe.name for recipe in saving.recipes] == ["relu <- batch_norm", "relu <- batch_norm"]
     recipe = _last(saving)
-    assert (recipe.depth, recipe.operand_depths, recipe.is_cheap) == (2, (2,), True)
+    assert (recipe.template.depth, recipe.template.operand_depths, recipe.is_cheap) == (2, (2,), True)
     assert recipe.operands[0].geometry[1] == (2, 4, 4, 4)
     after = list(model[1].buffers())
     assert int(after[2]) == 1, "the running statistics moved once, in forward"
@@ -55,7 +55,7 @@ def test_the_nearest_saved_value_is_taken(x: Tensor) -> None:
         made = x.exp()  # saves its result
         _saves(made.neg())
     recipe = _last(saving)
-    assert (recipe.name, recipe.depth, len(recipe.operands)) == ("neg", 1, 1)
+    assert (recipe.name, recipe.template.depth, len(recipe.operands)) == ("neg", 1, 1)
 
 
 def test_what_another_operation_saved_of_an_output_is_found(x: Tensor) -> None:
@@ -87,7 +87,7 @@ def test_no_chain_is_longer_than_allowed(x: Tensor) -> None:
         with Saving(max_depth) as saving:
             made = x.exp()
             _saves(made.neg().view(2, -1).neg().t().neg().contiguous())
-        return max((recipe.depth for recipe in saving.recipes if recipe.name.startswith("clone")), default=0)
+        return max((recipe.template.depth for recipe in saving.recipes if recipe.name.startswith("clone")), default=0)
 
     assert [recomputed(most) for most in (3, 4, 5)] == [0, 4, 4]
 

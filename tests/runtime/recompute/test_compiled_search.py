@@ -142,7 +142,8 @@ def test_another_setting_is_the_recipes_setting(monkeypatch: pytest.MonkeyPatch)
     finally:
         torch.use_deterministic_algorithms(was)
         observe_flags()
-    assert [one.flags == recipes[0][0].flags for one in (recipes[1][0], recipes[2][0])] == [True, False]
+    flags = [one[0].template.flags for one in recipes]
+    assert [one == flags[0] for one in flags[1:]] == [True, False]
 
 
 def test_a_leaf_that_was_written_to_is_not_read() -> None:

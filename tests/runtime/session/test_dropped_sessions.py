@@ -139,7 +139,7 @@ def test_a_graph_that_is_freed_inside_of_a_hook_frees_its_session_at_the_next_on
     hooks = packer()
     del session
     assert hooks is not None
-    with hooks.lock:  # as a hook does
+    with hooks.saves.lock:  # as a hook does
         kept.clear()
     del hooks
     assert packer() is not None

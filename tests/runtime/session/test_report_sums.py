@@ -16,7 +16,7 @@ KINDS = ("still on the device", "already reloaded", "reloaded on demand", "recom
 
 def online(policy: str) -> Session:
     """A session without a plan. Each graph is used twice, so that second uses count too."""
-    limits = vdnn.Limits(offload_window=1, reload_window="8KiB")
+    limits = vdnn.Limits(offload_window=1, reload_window="4KiB")
     with vdnn.offload(policy, device="sim", min_bytes=0, limits=limits) as session:
         model = small_resnet()
         for _ in range(2):

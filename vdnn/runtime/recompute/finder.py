@@ -23,7 +23,7 @@ from vdnn.runtime.recompute.given import Constant, Given, Leaf, Unpack, geometry
 from vdnn.runtime.recompute.leaf_versions import version_read
 from vdnn.runtime.recompute.node_notes import Packed, facts_of
 from vdnn.runtime.recompute.operation import Argument, Call, Cost, Node, Operation, Step
-from vdnn.runtime.recompute.recipe import Recipe, Signature
+from vdnn.runtime.recompute.recipe import Recipe, Signature, Template
 from vdnn.runtime.recompute.saved_values import number_in, saved_in, saved_output, scalars_of
 from vdnn.runtime.recompute.shapeless import shapeless_signature
 from vdnn.runtime.recompute.table import indices_of, operation_of
@@ -356,20 +356,23 @@ def _recipe(wanted: Computed, order: list[Value], geometry: Geometry, nodes: tup
     depths = _depths(order)
     operations = [step.operation for step in steps]
     names = [one.name for one in reversed(operations) if one.cost is not Cost.FREE] or [operations[-1].name]
-    return Recipe(
+    template = Template(
         name=" <- ".join(dict.fromkeys(names)),
         signature=signature_of(steps, [value.given for value in given], geometry, flags),
         shapeless=shapeless_signature(steps, [value.given for value in given], geometry, flags),
-        operands=tuple(value.given for value in given if isinstance(value.given, PackedView)),
         operand_depths=tuple(depths[id(value)] for value in given if isinstance(value.given, PackedView)),
         depth=wanted.height,
         is_cheap=all(one.cost is not Cost.EXPENSIVE for one in operations),
-        given=tuple(value.given for value in given),
         steps=steps,
         geometry=geometry,
         flags=flags,
-        nodes=nodes,
         run=run_for(steps, len(given)),
+    )
+    return Recipe(
+        template,
+        operands=tuple(value.given for value in given if isinstance(value.given, PackedView)),
+        given=tuple(value.given for value in given),
+        nodes=nodes,
         light_operands=tuple(value.given for value in given if isinstance(value.given, LightSave)),
     )
 

@@ -48,29 +48,63 @@ class Signature:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recipe:
-    """Made by find_recipe. `operands` are the managed saves that it reads, in the order in which they are unpacked.
-    `operand_depths` counts the operations on the longest path from each operand to the result, without views; `depth`
-    is the length of the longest chain. `flags` are the settings of torch under which its operations ran. `nodes`:
-    the sequence numbers of the nodes whose operations may be among them. `shapeless`: the signature without sizes, None
-    if they count for what a trial proves. `run` has the steps as code."""
+class Template:
+    """Everything in a recipe that does not depend on whose values it reads.
 
-    is_exact: ClassVar[bool] = True
-    is_exact_in_bytes: ClassVar[bool] = True
+    `operand_depths` counts the operations on the longest path from each managed operand to the result, without views;
+    `depth` is the length of the longest chain. `flags` are the settings of torch under which its operations ran.
+    `shapeless`: the signature without sizes, None if they count for what a trial proves. `run` has the steps as code.
+    """
+
     name: str
     signature: Hashable
     shapeless: Hashable | None
-    operands: tuple[PackedView, ...]
     operand_depths: tuple[int, ...]
     depth: int
     is_cheap: bool
-    given: tuple[Given, ...]
     steps: tuple[Step, ...]
     geometry: Geometry
     flags: Flags
-    nodes: tuple[int, ...]
     run: Run
+
+
+@dataclass(slots=True, eq=False)  # a frozen one takes three times as long to make
+class Recipe:
+    """Made by find_recipe, and never changed. `operands` are the managed saves among what is `given`, in the order in
+    which they are unpacked, and `light_operands` those that the native gate moves. `nodes`: the sequence numbers of the
+    nodes whose operations may run again."""
+
+    is_exact: ClassVar[bool] = True
+    is_exact_in_bytes: ClassVar[bool] = True
+    template: Template
+    operands: tuple[PackedView, ...]
+    given: tuple[Given, ...]
+    nodes: tuple[int, ...]
     light_operands: tuple[LightSave, ...]
+
+    @property
+    def name(self) -> str:
+        return self.template.name
+
+    @property
+    def signature(self) -> Hashable:
+        return self.template.signature
+
+    @property
+    def shapeless(self) -> Hashable | None:
+        return self.template.shapeless
+
+    @property
+    def is_cheap(self) -> bool:
+        return self.template.is_cheap
+
+    @property
+    def geometry(self) -> Geometry:
+        return self.template.geometry
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return self.template.steps
 
     @property
     def operation_names(self) -> tuple[str, ...]:
@@ -104,9 +138,10 @@ class Recipe:
         their last reader. Raises what `unpack` raises, VdnnError if an operand on the device was modified, and
         UnknownLayoutError.
         """
-        values = fetch_for(self.given)(self.given, unpack, self.name)
-        made = run_under(self.flags, partial(self.run, values, self.steps, self.name))
-        return _with_geometry(made, self.geometry)
+        template, given = self.template, self.given
+        values = fetch_for(given)(given, unpack, template.name)
+        made = run_under(template.flags, partial(template.run, values, template.steps, template.name))
+        return _with_geometry(made, template.geometry)
 
 
 def _with_geometry(made: torch.Tensor, geometry: Geometry) -> torch.Tensor:

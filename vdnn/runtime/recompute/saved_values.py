@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
-from vdnn._C import current_form
+from vdnn._C import save_in_slot
 from vdnn.runtime.recompute.given import Unpack
 from vdnn.runtime.recompute.node_notes import Packed
 from vdnn.runtime.recompute.operation import Node
@@ -26,7 +26,8 @@ _UNSIGNED_FROM = 1 << 63
 
 def saved_in(node: Node, slot: str, unpack: Unpack) -> Packed | None:
     """The return value of our pack hook for this slot; None if it is empty, released, or packed by another hook."""
-    return _read(node, "_raw_saved_" + slot, unpack)
+    found: Packed | None = save_in_slot(node, "_raw_saved_" + slot, unpack)
+    return found
 
 
 def number_in(node: Node, slot: str) -> Number | torch.Tensor | None:
@@ -59,7 +60,7 @@ def saved_output(node: Node, output_nr: int, unpack: Unpack) -> Packed | None:
     if not may_save_output(node, output_nr):
         return None
     for name in _RESULTS[output_nr]:
-        found = _read(node, name, unpack)
+        found: Packed | None = save_in_slot(node, name, unpack)
         if found is not None:
             return found
     return None
@@ -84,17 +85,6 @@ def scalars_of(node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
 def _raw(node: Node, name: str) -> Any:
     """The raw slot; None if the node has no such slot."""
     return getattr(node, name, None)
-
-
-def _read(node: Node, name: str, unpack: Unpack) -> Packed | None:
-    raw = _raw(node, name)
-    if raw is None:
-        return None
-    data = raw.data
-    if data is None or raw.unpack_hook != unpack:
-        return None
-    found: Packed = current_form(data)
-    return found
 
 
 def signed(value: Any) -> Any:
