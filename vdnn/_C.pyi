@@ -761,6 +761,23 @@ def modules_around(node: int, /) -> list[int]:
     reading of torch's settings is nearer."""
 
 @final
+class PlainRun:
+    """Runs a function without graph, autocast and function modes. See csrc/hooks/plain_run.h."""
+
+    def __new__(
+        cls,
+        set_grad_enabled: Callable[[bool], object],
+        is_grad_enabled: Callable[[], bool],
+        set_function_state: Callable[[Any], object],
+        function_state: Callable[[], Any],
+        disabled: Any,
+        is_autocast_enabled: Callable[[], bool],
+        without_autocast: Callable[[], Any],
+        /,
+    ) -> PlainRun: ...
+    def __call__(self, function: Callable[..., Any], /, *arguments: Any) -> Any: ...
+
+@final
 class TorchSettings:
     """Reads torch's settings, and remembers under which of them operations ran. See csrc/hooks/torch_settings.h."""
 

@@ -102,7 +102,7 @@ def believed_at_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def flags_of_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     """5: a recompute runs under the settings of the backward."""
-    monkeypatch.setattr(recipe, "run_under", lambda flags, run: run_under(backend_flags(), run))
+    monkeypatch.setattr(recipe, "run_under", lambda flags, *run: run_under(backend_flags(), *run))
 
 
 def optimizers_end_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -140,7 +139,7 @@ class Recipe:
         """
         template, given = self.template, self.given
         values = fetch_for(given)(given, unpack, template.name)
-        made = run_under(template.flags, partial(template.run, values, template.steps, template.name))
+        made = run_under(template.flags, template.run, values, template.steps, template.name)
         return _with_geometry(made, template.geometry)
 
 

@@ -1,7 +1,8 @@
 """Sets the state of torch for a recompute: no graph, no autocast, no function modes, and the settings of the forward.
 
-The previous state is restored whatever happens. An interrupt may come between any two instructions of Python, also
-while the state is restored. So it is restored twice, and no Python frame lies between a change and the `finally`.
+The previous state is restored whatever happens. Modes are left and restored natively, where no interrupt can come in
+between. Settings are restored twice, because an interrupt may come between any two instructions of Python, also while
+they are restored.
 """
 
 from __future__ import annotations
@@ -11,34 +12,34 @@ from typing import Any
 
 import torch
 
+from vdnn._C import PlainRun
 from vdnn.runtime.recompute.backend_flags import Flags, changes_to
 
 _C: Any = torch._C
-_DISABLED = _C._TorchFunctionState.ALL_DISABLED
+_without_modes: Callable[..., torch.Tensor] = PlainRun(
+    _C._set_grad_enabled,
+    torch.is_grad_enabled,
+    _C._set_torch_function_state,
+    _C._get_torch_function_state,
+    _C._TorchFunctionState.ALL_DISABLED,
+    _C._is_any_autocast_enabled,
+    _C._DisableAutocast,
+)
 
 
-def run_under(flags: Flags, run: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """`run()` without graph (and so without saves), autocast, and function modes, under `flags`."""
+def run_under(flags: Flags, run: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+    """`run(*arguments)` without graph (and so without saves), autocast, and function modes, under `flags`."""
     make, back = changes_to(flags)
-    had_grad, functions = torch.is_grad_enabled(), _C._get_torch_function_state()
-    autocast = _C._DisableAutocast()
+    if not make:
+        return _without_modes(run, *arguments)
     try:
         try:
-            _C._set_grad_enabled(False)
-            _C._set_torch_function_state(_DISABLED)
-            autocast.__enter__()
             for change in make:
                 change()
-            return run()
+            return _without_modes(run, *arguments)
         finally:
-            _C._set_grad_enabled(had_grad)
-            autocast.__exit__(None, None, None)
-            _C._set_torch_function_state(functions)
             for change in back:
                 change()
     finally:
-        _C._set_grad_enabled(had_grad)
-        autocast.__exit__(None, None, None)
-        _C._set_torch_function_state(functions)
         for change in back:
             change()

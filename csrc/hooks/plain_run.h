@@ -1,0 +1,11 @@
+// Runs a function of Python as no program has touched torch's modes: no graph, no autocast, no function modes.
+#pragma once
+
+#include <Python.h>
+
+namespace vdnn::hooks {
+
+// Adds the type PlainRun to the module. Returns false with a Python error set.
+bool add_plain_run(PyObject* module);
+
+}  // namespace vdnn::hooks
