@@ -63,7 +63,7 @@ def test_what_another_operation_saved_of_an_output_is_found(x: Tensor) -> None:
         mapped = functional.avg_pool2d(x.neg(), 2)  # avg_pool2d saves its input; the node of neg does not
         held = _saves(mapped)
         _saves(mapped.neg())
-    assert (_last(saving).name, _last(saving).depth) == ("neg", 1)
+    assert (_last(saving).name, _last(saving).template.depth) == ("neg", 1)
     del held
     with Saving() as saving:
         mapped = functional.avg_pool2d(x.neg(), 2)

@@ -166,33 +166,18 @@ class Saves:
     # What becomes of it.
 
     def save(
-        self, tensor: torch.Tensor, part: torch.Tensor, storage: _Storage, node: _Node | None, transport: Transport
-    ) -> PackedView:
-        """Manages a save, in a hook, and decides about it."""
-        self.deferred.submit_finished(transport)
-        packed, is_new = self.manage(tensor, part, storage, node, transport)
-        return self._decide(packed, tensor, storage, node, is_new=is_new, is_part=part is not tensor)
-
-    def follow(
-        self, packed: PackedView, tensor: torch.Tensor, storage: _Storage, node: _Node | None, *, is_new: bool
-    ) -> PackedView:
-        """Decides about a managed save of a settled step, which differs from its script."""
-        transport = packed.managed.transport
-        with self.steps.hook(transport):
-            self.deferred.submit_finished(transport)
-            return self._decide(packed, tensor, storage, node, is_new=is_new, is_part=False)
-
-    def _decide(
         self,
-        packed: PackedView,
         tensor: torch.Tensor,
+        part: torch.Tensor,
         storage: _Storage,
         node: _Node | None,
-        *,
-        is_new: bool,
-        is_part: bool,
+        transport: Transport,
+        known: tuple[PackedView, bool] | None = None,
     ) -> PackedView:
-        """The plan decides; if none has the save, the guard and the policy do. `is_part`: the view is of a shard."""
+        """Manages a save, in a hook. The plan decides about it; if none has the save, the guard and the policy do.
+        `known`: its packed view, if it is managed already, and whether its bytes are newly managed."""
+        self.deferred.submit_finished(transport)
+        packed, is_new = known or self.manage(tensor, part, storage, node, transport)
         managed = packed.managed
         planned = self.steps.saved(managed, tensor, is_new=is_new)
         if planned is None:
@@ -204,11 +189,19 @@ class Saves:
                 self._discard(packed, tensor, node)
             elif planned is _KEEP:
                 self.counters.keep(Kept.PLAN, managed.nbytes)
-        if self.recipes is not None and not is_part:
+        if self.recipes is not None and part is tensor:
             self.recipes.saved(packed, tensor, node, is_new=is_new)
         if self.saved is not None:
             self.saved()
         return packed
+
+    def follow(
+        self, tensor: torch.Tensor, storage: _Storage, node: _Node | None, known: tuple[PackedView, bool]
+    ) -> PackedView:
+        """Decides about a managed save of a settled step, which differs from its script."""
+        transport = known[0].managed.transport
+        with self.steps.hook(transport):
+            return self.save(tensor, tensor, storage, node, transport, known)
 
     def _follow_policy(self, managed: ManagedStorage, storage: _Storage, node: _Node | None, *, is_new: bool) -> None:
         """Applies the policy's decision. If it offloads one save of a storage, no later save of it can keep it."""

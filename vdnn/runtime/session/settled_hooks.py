@@ -159,13 +159,13 @@ class SettledHooks:
         managed, watched = packed.managed, packed.managed.watched
         is_known = watched is not None and watched.observer is followed.step and watched.number == event.lifetime
         if is_new is not event.is_new or not (is_new or is_known) or managed.nbytes != event.storage_bytes:
-            return saves.follow(packed, tensor, storage, node, is_new=is_new)
+            return saves.follow(tensor, storage, node, (packed, is_new))
         followed.step.save_key, followed.step.save_form = event.key, event.form
         action = None if event.planned is None else followed.executor.plan.lifetimes[event.planned].action
         if is_new and action in _DISCARDS and not saves.discards(packed, tensor, node):
             if saves.recipes is not None:
                 saves.recipes.not_found()
-            return saves.follow(packed, tensor, storage, node, is_new=is_new)
+            return saves.follow(tensor, storage, node, (packed, is_new))
         self.gate.advance()
         if is_new and event.planned is not None and action is not None:
             followed.step.begin_planned(managed, event.lifetime, event.planned)
