@@ -735,22 +735,27 @@ class RunningModules:
 
     notes_everything: bool  # also while the gate serves a settled step
     def __new__(cls, *parts: object) -> RunningModules: ...
-    def enter(self, module: Any, /) -> None:
-        """A call of this module begins on this thread."""
+    def enter(self, module: Any, arguments: object, /) -> None:
+        """A call of this module begins on this thread, with these positional arguments."""
     def leave(self, module: Any, output: object, /) -> None: ...
     def stack(self, /) -> list[Any]:
         """The modules that run on this thread, the outermost first: always the same list of a thread."""
     def note(
         self,
-        before: Callable[[Any, int], object] | None,
-        behind: Callable[[Any, object, int], object] | None,
+        before: Callable[[Any, int], object],
+        behind: Callable[[Any, object], object],
+        settings: TorchSettings,
+        norms: PlainNorms,
         gate: Gate | None,
         /,
     ) -> None:
-        """Calls these two at the boundaries of module calls, with the facts to note. While the gate serves a settled
-        step, only where they are needed."""
+        """Notes facts at the boundaries of module calls; while the gate serves a settled step, only where they are
+        needed. Calls `before` for those that Python notes, and `behind` with the output where Python notes a norm."""
+    def note_nothing(self, /) -> None: ...
     def need(self, module: int, facts: int, /) -> None:
         """From now on these facts are noted around the module with this id."""
+    def needs(self, /) -> dict[int, int]:
+        """The facts that are noted in settled steps, by the id of their module."""
     def notes_all(self, /) -> bool:
         """True if all facts are noted on this thread now."""
     def begin_anew(self, of_thread: object, /) -> None:
@@ -804,6 +809,32 @@ class TorchSettings:
 
 def flushes_denormals() -> bool:
     """True if the CPU takes denormals for zero on this thread."""
+
+@final
+class PlainNorms:
+    """Knows norm modules whose call can be read from their attributes. See csrc/hooks/plain_norms.h."""
+
+    def __new__(
+        cls,
+        kinds: tuple[tuple[type[Any], object, bool, bool, tuple[tuple[dict[str, Any], str, object], ...]], ...],
+        silences: tuple[tuple[Callable[[], object], object], ...],
+        hooks: tuple[dict[int, Any], ...],
+        classes: tuple[type[Any], ...],
+        nodes: frozenset[str],
+        grad_fn: object,
+        /,
+    ) -> PlainNorms:
+        """`kinds`: class, forward, whether eps and bias are noted, and what names in dicts refer to if nothing is
+        patched. `silences`: functions, and what they return if nothing sees the call."""
+
+def norm_was_made(node: int, module: object, /) -> None:
+    """The node with this number is a norm's, and this module made it on this thread."""
+
+def maker_of_norm(node: int, /) -> int | None:
+    """The id of the module that made this node on this thread, if it is a norm's and was made lately."""
+
+def note_fact(node: Any, name: str, value: object, /) -> None:
+    """Notes a fact of the call that made `node`. See vdnn/runtime/recompute/node_notes.py."""
 
 def note_saved(node: Any, output_nr: int, packed: Any, /) -> None:
     """Notes that `packed` holds this output of `node`. The note ends when `packed` is freed."""

@@ -5,6 +5,7 @@
 #include "bindings/bindings.h"
 #include "hooks/native_parts.h"
 #include "hooks/node_notes.h"
+#include "hooks/plain_norms.h"
 #include "hooks/plain_run.h"
 #include "hooks/running_modules.h"
 #include "hooks/torch_settings.h"
@@ -16,7 +17,7 @@ namespace vdnn {
 void bind_hooks(py::module_& module) {
   if (!hooks::add_gate(module.ptr()) || !hooks::add_running_modules(module.ptr()) ||
       !hooks::add_torch_settings(module.ptr()) || !hooks::add_node_notes(module.ptr()) ||
-      !hooks::add_plain_run(module.ptr())) {
+      !hooks::add_plain_run(module.ptr()) || !hooks::add_plain_norms(module.ptr())) {
     throw py::error_already_set();
   }
 }

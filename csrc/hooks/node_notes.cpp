@@ -1,5 +1,8 @@
 #include "hooks/node_notes.h"
 
+#include <limits>
+#include <utility>
+
 #include "hooks/kept_save.h"
 #include "hooks/light_storage.h"
 #include "hooks/script.h"
@@ -10,6 +13,7 @@ namespace {
 PyObject* metadata_name = nullptr;
 PyObject* data_name = nullptr;
 PyObject* hook_name = nullptr;
+PyObject* sequence_name = nullptr;
 PyObject* mark = nullptr;  // the first part of each key
 
 // The notes of a node, and the key of one. Both are null with a Python error set.
@@ -18,13 +22,13 @@ struct Place final {
   Reference key;
 };
 
-Place place_of(PyObject* node, PyObject* output_nr) {
+Place place_of(PyObject* node, PyObject* what) {
   Reference notes = Reference::stolen(PyObject_GetAttr(node, metadata_name));
   if (notes && !PyDict_Check(notes.get())) {
     PyErr_SetString(PyExc_TypeError, "expected a dict as the metadata of a node");
     return {};
   }
-  Reference key = notes ? Reference::stolen(PyTuple_Pack(2, mark, output_nr)) : Reference();
+  Reference key = notes ? Reference::stolen(PyTuple_Pack(2, mark, what)) : Reference();
   return key ? Place{std::move(notes), std::move(key)} : Place{};
 }
 
@@ -52,6 +56,10 @@ bool has_count(Py_ssize_t count, Py_ssize_t expected) {
 
 PyObject* note(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return has_count(count, 3) && note_saved(arguments[0], arguments[1], arguments[2]) ? Py_NewRef(Py_None) : nullptr;
+}
+
+PyObject* fact(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return has_count(count, 3) && note_fact(arguments[0], arguments[1], arguments[2]) ? Py_NewRef(Py_None) : nullptr;
 }
 
 PyObject* noted_save(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -118,6 +126,7 @@ PyCFunction as_method(Function* function) {
 
 PyMethodDef functions[] = {
     {"note_saved", as_method(&note), METH_FASTCALL, nullptr},
+    {"note_fact", as_method(&fact), METH_FASTCALL, nullptr},
     {"noted_save", as_method(&noted_save), METH_FASTCALL, nullptr},
     {"current_form", current_form, METH_O, nullptr},
     {"save_in_slot", as_method(&save_in_slot), METH_FASTCALL, nullptr},
@@ -125,6 +134,24 @@ PyMethodDef functions[] = {
 };
 
 }  // namespace
+
+bool number_of(PyObject* boxed, std::int64_t& number) {
+  number = boxed == nullptr ? -1 : PyLong_AsLongLong(boxed);
+  return number != -1 || PyErr_Occurred() == nullptr;
+}
+
+bool sequence_number(PyObject* node, std::int64_t& number) {
+  const Reference boxed = Reference::stolen(PyObject_CallMethodNoArgs(node, sequence_name));
+  if (!boxed) {
+    return false;
+  }
+  int overflow = 0;
+  number = PyLong_AsLongLongAndOverflow(boxed.get(), &overflow);
+  if (overflow > 0) {
+    number = std::numeric_limits<std::int64_t>::max();
+  }
+  return number != -1 || PyErr_Occurred() == nullptr;
+}
 
 bool note_saved(PyObject* node, PyObject* output_nr, PyObject* packed) {
   PyObject *holder = packed, *version = Py_None;
@@ -142,13 +169,19 @@ bool note_saved(PyObject* node, PyObject* output_nr, PyObject* packed) {
   return note && PyDict_SetItem(place.notes.get(), place.key.get(), note.get()) == 0;
 }
 
+bool note_fact(PyObject* node, PyObject* name, PyObject* value) {
+  const Place place = place_of(node, name);
+  return place.key && PyDict_SetItem(place.notes.get(), place.key.get(), value) == 0;
+}
+
 bool add_node_notes(PyObject* module) {
   metadata_name = PyUnicode_InternFromString("metadata");
+  sequence_name = PyUnicode_InternFromString("_sequence_nr");
   mark = PyUnicode_InternFromString("vdnn");
   data_name = PyUnicode_InternFromString("data");
   hook_name = PyUnicode_InternFromString("unpack_hook");
-  return metadata_name != nullptr && mark != nullptr && data_name != nullptr && hook_name != nullptr &&
-         PyModule_AddFunctions(module, functions) == 0;
+  return metadata_name != nullptr && sequence_name != nullptr && mark != nullptr && data_name != nullptr &&
+         hook_name != nullptr && PyModule_AddFunctions(module, functions) == 0;
 }
 
 }  // namespace vdnn::hooks

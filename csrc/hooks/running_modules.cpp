@@ -10,6 +10,9 @@
 
 #include "hooks/boundaries.h"
 #include "hooks/gate_state.h"
+#include "hooks/node_notes.h"
+#include "hooks/plain_norms.h"
+#include "hooks/torch_settings.h"
 
 namespace vdnn::hooks {
 namespace {
@@ -28,6 +31,7 @@ enum RunningPart {
 
 // The facts that are noted. vdnn/runtime/torch_internals/module_watch.py has the same numbers.
 constexpr unsigned char kSettings = 1;
+constexpr unsigned char kNorms = 4;
 constexpr unsigned char kAllFacts = 7;
 
 using Needs = std::unordered_map<std::uintptr_t, unsigned char>;  // facts by module
@@ -35,8 +39,10 @@ using Needs = std::unordered_map<std::uintptr_t, unsigned char>;  // facts by mo
 struct RunningModules final {
   PyObject_HEAD std::array<PyObject*, kRunningParts> parts;
   PyObject* of_thread;  // its attribute `stack` is this thread's list of running modules
-  PyObject* before;     // (module, facts); null: nothing is noted
-  PyObject* behind;     // (module, output, facts)
+  PyObject* before;     // (module, facts): notes those that are Python's; null: nothing is noted
+  PyObject* behind;     // (module, output): a call ended whose norms Python watched
+  PyObject* settings;   // see torch_settings.h
+  PyObject* norms;      // see plain_norms.h
   PyObject* gate;       // or null
   Needs* needs;
   char notes_everything;
@@ -166,19 +172,77 @@ unsigned char facts_behind(const RunningModules* running, PyObject* module, Py_s
   return facts_ahead(running, module);
 }
 
-// Notes a boundary. `facts` are noted there. Returns false with a Python error set.
-bool cross(const RunningModules* running, PyObject* module, unsigned char facts) {
+// Notes a boundary, where these facts are noted. Returns the number of the next node; -1 with a Python error set.
+long long cross(const RunningModules* running, PyObject* module, unsigned char facts) {
   const Reference number = Reference::stolen(PyObject_CallNoArgs(running->parts[kNodeNumber]));
   const long long node = number ? PyLong_AsLongLong(number.get()) : -1;
-  if (node == -1 && PyErr_Occurred() != nullptr) {
-    return false;
+  if (node >= 0) {
+    Boundaries::here().cross({node, id_of(module), (facts & kSettings) != 0});
   }
-  Boundaries::here().cross({node, id_of(module), (facts & kSettings) != 0});
-  return true;
+  return node;
 }
 
-PyObject* enter(PyObject* self, PyObject* module) {
+// Who notes facts. Held, because another thread may end that meanwhile.
+struct Noters final {
+  explicit Noters(const RunningModules* running)
+      : before(running->before), behind(running->behind), settings(running->settings), norms(running->norms) {}
+  const Reference before;
+  const Reference behind;
+  const Reference settings;
+  const Reference norms;
+};
+
+// Notes the facts of this module where a call of it begins. Returns false with a Python error set.
+bool note_ahead(const RunningModules* running, PyObject* module, PyObject* arguments) {
+  const Noters noters(running);
+  unsigned char facts = facts_ahead(running, module);
+  const long long node = cross(running, module, facts);
+  if (node < 0 || ((facts & kSettings) != 0 && !observe_settings(noters.settings.get()))) {
+    return false;
+  }
+  facts &= static_cast<unsigned char>(~kSettings);
+  if ((facts & kNorms) != 0) {
+    const int is_noted = begin_norm(noters.norms.get(), module, arguments, node);
+    if (is_noted < 0) {
+      return false;
+    }
+    facts &= static_cast<unsigned char>(is_noted > 0 ? ~kNorms : kAllFacts);
+  }
+  if (facts == 0) {
+    return true;
+  }
+  const Reference given = Reference::stolen(PyLong_FromLong(facts));
+  return given && Reference::stolen(PyObject_CallFunctionObjArgs(noters.before.get(), module, given.get(), nullptr));
+}
+
+// The same where the call ends, and `depth` modules still run.
+bool note_behind(const RunningModules* running, PyObject* module, PyObject* output, Py_ssize_t depth) {
+  const Noters noters(running);
+  const unsigned char facts = facts_behind(running, module, depth);
+  const long long node = cross(running, module, facts);
+  if (node < 0) {
+    return false;
+  }
+  if (is_norm_running(module)) {
+    if (!end_norm(noters.norms.get(), module, output, node)) {
+      return false;
+    }
+  } else if ((facts & kNorms) != 0) {
+    if (!Reference::stolen(PyObject_CallFunctionObjArgs(noters.behind.get(), module, output, nullptr))) {
+      return false;
+    }
+  }
+  return (facts & kSettings) == 0 || observe_settings(noters.settings.get());
+}
+
+PyObject* enter(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   const RunningModules* running = running_of(self);
+  if (count != 2) {
+    PyErr_Format(PyExc_TypeError, "expected a module and its arguments, got %zd arguments", count);
+    return nullptr;
+  }
+  PyObject* module = arguments[0];
+  forget_norm();
   if (is_traced(running)) {
     Py_RETURN_NONE;
   }
@@ -193,15 +257,8 @@ PyObject* enter(PyObject* self, PyObject* module) {
   if (PyList_Append(stack.get(), module) != 0 || !note_storages(running, module)) {
     return nullptr;
   }
-  if (running->before != nullptr) {
-    const unsigned char facts = facts_ahead(running, module);
-    if (!cross(running, module, facts)) {
-      return nullptr;
-    }
-    if (facts != 0) {
-      const Reference before(running->before), given = Reference::stolen(PyLong_FromLong(facts));
-      return given ? PyObject_CallFunctionObjArgs(before.get(), module, given.get(), nullptr) : nullptr;
-    }
+  if (running->before != nullptr && !note_ahead(running, module, arguments[1])) {
+    return nullptr;
   }
   Py_RETURN_NONE;
 }
@@ -236,15 +293,8 @@ PyObject* leave(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   if (depth < 0) {
     return nullptr;
   }
-  if (running->behind != nullptr) {
-    const unsigned char facts = facts_behind(running, module, depth);
-    if (!cross(running, module, facts)) {
-      return nullptr;
-    }
-    if (facts != 0) {
-      const Reference behind(running->behind), given = Reference::stolen(PyLong_FromLong(facts));
-      return given ? PyObject_CallFunctionObjArgs(behind.get(), module, arguments[1], given.get(), nullptr) : nullptr;
-    }
+  if (running->before != nullptr && !note_behind(running, module, arguments[1], depth)) {
+    return nullptr;
   }
   Py_RETURN_NONE;
 }
@@ -253,21 +303,34 @@ PyObject* stack(PyObject* self, PyObject*) {
   return stack_of(running_of(self)).release();
 }
 
-// From now on facts are noted; for None they are not.
+// From now on facts are noted.
 PyObject* note(PyObject* self, PyObject* arguments) {
   RunningModules* running = running_of(self);
-  PyObject *before = nullptr, *behind = nullptr, *gate = nullptr;
-  if (!PyArg_ParseTuple(arguments, "OOO", &before, &behind, &gate)) {
+  PyObject *before = nullptr, *behind = nullptr, *settings = nullptr, *norms = nullptr, *gate = nullptr;
+  if (!PyArg_ParseTuple(arguments, "OOOOO", &before, &behind, &settings, &norms, &gate)) {
+    return nullptr;
+  }
+  if (!is_torch_settings(settings) || !is_plain_norms(norms)) {
+    PyErr_SetString(PyExc_TypeError, "expected settings of torch and plain norms");
     return nullptr;
   }
   if (gate != Py_None && Py_TYPE(gate) != gate_type()) {
     PyErr_SetString(PyExc_TypeError, "expected a gate or None");
     return nullptr;
   }
-  const auto given = [](PyObject* object) { return object == Py_None ? nullptr : Py_NewRef(object); };
-  Py_XSETREF(running->before, given(before));
-  Py_XSETREF(running->behind, given(behind));
-  Py_XSETREF(running->gate, given(gate));
+  Py_XSETREF(running->gate, gate == Py_None ? nullptr : Py_NewRef(gate));
+  Py_XSETREF(running->norms, Py_NewRef(norms));
+  Py_XSETREF(running->settings, Py_NewRef(settings));
+  Py_XSETREF(running->behind, Py_NewRef(behind));
+  Py_XSETREF(running->before, Py_NewRef(before));
+  Py_RETURN_NONE;
+}
+
+PyObject* note_nothing(PyObject* self, PyObject*) {
+  RunningModules* running = running_of(self);
+  for (PyObject** part : {&running->before, &running->behind, &running->settings, &running->norms, &running->gate}) {
+    Py_CLEAR(*part);
+  }
   Py_RETURN_NONE;
 }
 
@@ -279,6 +342,18 @@ PyObject* need(PyObject* self, PyObject* arguments) {
   }
   (*running_of(self)->needs)[static_cast<std::uintptr_t>(module)] |= facts;
   Py_RETURN_NONE;
+}
+
+PyObject* needs(PyObject* self, PyObject*) {
+  Reference found = Reference::stolen(PyDict_New());
+  for (const auto& [module, facts] : *running_of(self)->needs) {
+    const Reference id = Reference::stolen(PyLong_FromSize_t(module)),
+                    given = Reference::stolen(PyLong_FromLong(facts));
+    if (!found || !id || !given || PyDict_SetItem(found.get(), id.get(), given.get()) != 0) {
+      return nullptr;
+    }
+  }
+  return found.release();
 }
 
 PyObject* notes_all(PyObject* self, PyObject*) {
@@ -293,14 +368,9 @@ PyObject* begin_anew(PyObject* self, PyObject* of_thread) {
 
 // Functions of the module.
 
-bool node_of(PyObject* number, long long& node) {
-  node = PyLong_AsLongLong(number);
-  return node != -1 || PyErr_Occurred() == nullptr;
-}
-
 PyObject* modules_around(PyObject*, PyObject* number) {
-  long long node = 0;
-  if (!node_of(number, node)) {
+  std::int64_t node = 0;
+  if (!number_of(number, node)) {
     return nullptr;
   }
   const auto around = Boundaries::here().around(node);
@@ -347,6 +417,8 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(running->of_thread);
   Py_VISIT(running->before);
   Py_VISIT(running->behind);
+  Py_VISIT(running->settings);
+  Py_VISIT(running->norms);
   Py_VISIT(running->gate);
   return 0;
 }
@@ -358,9 +430,7 @@ int clear(PyObject* self) {
     Py_CLEAR(part);
   }
   Py_CLEAR(running->of_thread);
-  Py_CLEAR(running->before);
-  Py_CLEAR(running->behind);
-  Py_CLEAR(running->gate);
+  Reference::stolen(note_nothing(self, nullptr));
   return 0;
 }
 
@@ -374,11 +444,13 @@ void dealloc(PyObject* self) {
 }
 
 PyMethodDef methods[] = {
-    {"enter", enter, METH_O, nullptr},
+    {"enter", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&enter)), METH_FASTCALL, nullptr},
     {"leave", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&leave)), METH_FASTCALL, nullptr},
     {"stack", stack, METH_NOARGS, nullptr},
     {"note", note, METH_VARARGS, nullptr},
+    {"note_nothing", note_nothing, METH_NOARGS, nullptr},
     {"need", need, METH_VARARGS, nullptr},
+    {"needs", needs, METH_NOARGS, nullptr},
     {"notes_all", notes_all, METH_NOARGS, nullptr},
     {"begin_anew", begin_anew, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

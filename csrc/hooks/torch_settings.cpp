@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "hooks/boundaries.h"
+#include "hooks/node_notes.h"
 #include "hooks/script.h"
 
 namespace vdnn::hooks {
@@ -75,23 +76,10 @@ class Observations final {
 };
 
 PyTypeObject* settings_type = nullptr;
-PyObject* sequence_name = nullptr;
 constexpr const char* kObservations = "vdnn.observations";
 
 TorchSettings* settings_of(PyObject* self) {
   return reinterpret_cast<TorchSettings*>(self);
-}
-
-// Returns false with a Python error set.
-bool number_of(PyObject* boxed, std::int64_t& number) {
-  number = boxed == nullptr ? -1 : PyLong_AsLongLong(boxed);
-  return number != -1 || PyErr_Occurred() == nullptr;
-}
-
-// Returns false with a Python error set.
-bool sequence_number(PyObject* node, std::int64_t& number) {
-  const Reference boxed = Reference::stolen(PyObject_CallMethodNoArgs(node, sequence_name));
-  return number_of(boxed.get(), number);
 }
 
 // Reading.
@@ -270,11 +258,6 @@ PyObject* Observations::of(std::int64_t node, bool at_save) const {
 
 // The methods.
 
-PyObject* observe(PyObject* self, bool at_save) {
-  Observations* here = Observations::here(self);
-  return here != nullptr && here->observe(settings_of(self), at_save) ? Py_NewRef(Py_None) : nullptr;
-}
-
 PyObject* settings_under(PyObject* self, PyObject* node, bool at_save) {
   const Observations* here = Observations::here(self);
   std::int64_t number = 0;
@@ -289,10 +272,10 @@ PyObject* read_now(PyObject* self, PyObject*) {
   return read(settings_of(self)).release();
 }
 PyObject* observe_now(PyObject* self, PyObject*) {
-  return observe(self, false);
+  return observe_settings(self) ? Py_NewRef(Py_None) : nullptr;
 }
 PyObject* observe_save(PyObject* self, PyObject*) {
-  return observe(self, true);
+  return observe_at_save(self) ? Py_NewRef(Py_None) : nullptr;
 }
 PyObject* of_node(PyObject* self, PyObject* node) {
   return settings_under(self, node, false);
@@ -415,12 +398,16 @@ bool observe_at_save(PyObject* settings) {
   return here != nullptr && here->observe(settings_of(settings), true);
 }
 
+bool observe_settings(PyObject* settings) {
+  Observations* here = Observations::here(settings);
+  return here != nullptr && here->observe(settings_of(settings), false);
+}
+
 bool add_torch_settings(PyObject* module) {
   if (settings_type == nullptr) {
     settings_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
-    sequence_name = PyUnicode_InternFromString("_sequence_nr");
   }
-  return settings_type != nullptr && sequence_name != nullptr &&
+  return settings_type != nullptr &&
          PyObject_SetAttrString(module, "TorchSettings", reinterpret_cast<PyObject*>(settings_type)) == 0 &&
          PyModule_AddFunctions(module, functions) == 0;
 }

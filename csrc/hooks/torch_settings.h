@@ -18,6 +18,9 @@ namespace vdnn::hooks {
 // Python error set.
 bool observe_at_save(PyObject* settings);
 
+// Reads the settings at another place. Returns false with a Python error set.
+bool observe_settings(PyObject* settings);
+
 // Adds the type TorchSettings and flushes_denormals() to the module. Returns false with a Python error set.
 bool add_torch_settings(PyObject* module);
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from vdnn._C import note_fact
 from vdnn.runtime.recompute import norm_calls, proofs, recipe
 from vdnn.runtime.recompute.backend_flags import backend_flags
 from vdnn.runtime.recompute.codecs import Bits
-from vdnn.runtime.recompute.node_notes import EPS, NO_BIAS, note_fact
+from vdnn.runtime.recompute.node_notes import EPS, NO_BIAS
 from vdnn.runtime.recompute.proofs import Outcome, Proofs, Recent
 from vdnn.runtime.recompute.snapshots import Snapshots
 from vdnn.runtime.recompute.surroundings import run_under
@@ -50,8 +51,8 @@ def facts_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """1: takes eps and bias from the module's attributes."""
     leave = SessionRecipes.after_module
 
-    def after_module(self: SessionRecipes, module: torch.nn.Module, output: object, facts: int) -> None:
-        leave(self, module, output, facts)
+    def after_module(self: SessionRecipes, module: torch.nn.Module, output: object) -> None:
+        leave(self, module, output)
         node: Any = output.grad_fn if isinstance(output, torch.Tensor) else None
         for _ in range(3 if isinstance(module, _NORMS) else 0):
             if node is None:

@@ -31,11 +31,6 @@ def key_of_note(name: str) -> Hashable:
     return (_MARK, name)
 
 
-def note_fact(node: Node, name: str, value: object) -> None:
-    """Note a fact of the call that made `node`."""
-    _notes(node)[(_MARK, name)] = value
-
-
 def facts_of(node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
     """The facts, in the order of `names`; None if one of them was not noted."""
     if not names:

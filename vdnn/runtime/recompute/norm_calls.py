@@ -1,5 +1,4 @@
-"""Notes the arguments of norms that autograd's nodes do not save. They are read from the call, never from a module's
-attributes.
+"""Notes the arguments of norms that autograd's nodes do not save. They are read from the call.
 
 Layer norm and RMS norm do not save their eps; batch, group and instance norm do not save whether a bias was given, and
 group norm saves its eps in older versions of torch only (2.13 does, 2.15 does not).
@@ -9,24 +8,32 @@ facts on the node that the call made. A node from any other call has no facts, a
 The mode is pushed for torch's norm modules, their subclasses, and modules without children whose `forward` names a
 norm function. It is not pushed while torch traces or transforms functions, nor on top of a mode of the program: such
 a mode, or a tensor subclass, may call the norm with other arguments than it was given.
+
+[Note: Plain norms] The call of an exact class of torch can be read from the module's attributes, if nothing is patched
+and nothing sees the call (no mode, no hook but the session's). csrc/hooks/plain_norms.cpp does that, without a mode, in
+a twentieth of the time. `plain_norms` says what it has to find.
 """
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from vdnn.runtime.recompute.node_notes import EPS, NO_BIAS, note_fact
-from vdnn.runtime.torch_internals.tensor_kinds import PLAIN_CLASSES
+from vdnn._C import PlainNorms, norm_was_made, note_fact
+from vdnn.runtime.recompute.node_notes import EPS, NO_BIAS
+from vdnn.runtime.torch_internals.tensor_kinds import CLASSES_WITH_DATA, PLAIN_CLASSES, num_dispatch_modes
 
+_hooks: Any = torch.nn.modules.module
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _push = torch._C._push_on_torch_function_stack
 _pop = torch._C._pop_torch_function_stack
@@ -48,7 +55,6 @@ _NORM_NODES = frozenset(
     )
 )
 _PLAIN = frozenset(PLAIN_CLASSES)  # other classes may change the arguments
-_MOST_NORMS = 32  # of which a thread knows the module: the last ones, as a recipe is short
 _AFTER_NORM = 4  # nodes that one call may make after its norm: views, casts
 
 
@@ -83,22 +89,17 @@ def _signatures() -> dict[Any, tuple[_Reads, ...]]:
 
 
 _SIGNATURES = _signatures()
-# If a program replaces one of these, modes receive the replacement instead of the original: see _is_patched.
-_PYTHON_NORMS = tuple((one.__name__, one) for one in _SIGNATURES if isinstance(one, FunctionType))
+# If a program replaces one of torch's Python functions, modes receive the replacement instead of the original: see
+# _is_patched. If it replaces a native one, the Python function calls that with arguments that no mode sees.
+_PYTHON_NORMS = tuple((functional, one.__name__, one) for one in _SIGNATURES if isinstance(one, FunctionType))
+_NATIVE_NORMS = tuple((torch, one.__name__, one) for one in _SIGNATURES if isinstance(one, BuiltinFunctionType))
 
 
 class _Here(threading.local):
-    """The module around whose forward this thread has pushed the mode, and which modules made its last norms."""
+    """The module around whose forward this thread has pushed the mode."""
 
     def __init__(self) -> None:
         self.module: torch.nn.Module | None = None
-        self.made_by: dict[int, int] = {}  # ids, by the sequence number of the node
-
-    def made(self, number: int) -> None:
-        if self.module is not None:
-            while len(self.made_by) >= _MOST_NORMS:
-                del self.made_by[next(iter(self.made_by))]
-            self.made_by[number] = id(self.module)
 
 
 class _NormCalls(BaseTorchFunctionMode):  # type: ignore[misc,unused-ignore]
@@ -122,8 +123,8 @@ class _NormCalls(BaseTorchFunctionMode):  # type: ignore[misc,unused-ignore]
         for one in reads:
             given = kwargs.get(one.keyword, one.default)
             number = _note(made, begin, one, args[one.position] if len(args) > one.position else given)
-            if number is not None:
-                self._here.made(number)
+            if number is not None and self._here.module is not None:
+                norm_was_made(number, self._here.module)
         return made
 
 
@@ -131,12 +132,13 @@ def _note(made: Any, begin: int, reads: _Reads, given: Any) -> int | None:
     """Note the fact on the norm's node, which was created after `begin`. Return the node's sequence number."""
     output = made[0] if isinstance(made, tuple) else made
     node = output.grad_fn if isinstance(output, torch.Tensor) else None
+    end = _sequence_nr()
     for _ in range(_AFTER_NORM):
         if node is None:
             return None
         number: int = node._sequence_nr()
-        if number < begin:
-            return None
+        if number < begin or number >= end:
+            return None  # made before the call, or on another thread
         if node.name() in _NORM_NODES:
             if reads.keyword == "bias":
                 note_fact(node, NO_BIAS, given is None)
@@ -173,10 +175,6 @@ class NormWatch:
     def leave(self, module: torch.nn.Module) -> None:
         if self._here.module is module:
             self.remove()
-
-    def module_of(self, number: int) -> int | None:
-        """The id of the module that made this node on this thread, if the node is a norm's and was made lately."""
-        return self._here.made_by.get(number)
 
     def remove(self) -> None:
         """Take this thread's mode off the stack, if it is on top. Modes of the program stay where they are."""
@@ -222,9 +220,62 @@ def remove_stale_mode() -> None:
 
 
 def _is_patched() -> bool:
-    """True if a program has replaced one of torch's Python functions. Under a mode these pass on what their global name
-    refers to, so a wrapper under that name would run twice."""
-    return any(getattr(functional, name) is not one for name, one in _PYTHON_NORMS) or not _ARE_ORIGINAL
+    """True if a program has replaced one of torch's functions. Under a mode those of Python pass on what their global
+    name refers to, so a wrapper under that name would run twice."""
+    for module, name, one in (*_PYTHON_NORMS, *_NATIVE_NORMS):
+        if getattr(module, name) is not one:
+            return True
+    return not _ARE_ORIGINAL
 
 
-_ARE_ORIGINAL = all(one.__code__.co_filename == functional.__file__ for _, one in _PYTHON_NORMS)
+_ARE_ORIGINAL = all(one.__code__.co_filename == functional.__file__ for _, _, one in _PYTHON_NORMS)
+
+
+# See [Note: Plain norms].
+
+
+def _plain_kinds() -> tuple[Any, ...]:
+    """Class, forward, whether eps and bias are noted, and what names refer to if nothing is patched."""
+    batch = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    kinds: dict[type[nn.Module], tuple[str, bool, bool]] = {
+        nn.LayerNorm: ("layer_norm", True, False),
+        nn.RMSNorm: ("rms_norm", True, False),
+        nn.GroupNorm: ("group_norm", True, True),
+        **dict.fromkeys(batch, ("batch_norm", False, True)),
+    }
+    found = []
+    for kind, (name, reads_eps, reads_bias) in kinds.items():
+        forward, python, native = kind.forward, getattr(functional, name), getattr(torch, name)
+        names = {name, *(("eps",) if reads_eps else ()), *(("bias",) if reads_bias else ())}
+        if not isinstance(forward, FunctionType) or not isinstance(native, BuiltinFunctionType) or not _ARE_ORIGINAL:
+            continue
+        module = inspect.getmodule(forward)
+        if (
+            module is None
+            or not module.__name__.startswith("torch.nn.modules.")
+            or not names <= {*forward.__code__.co_names}
+        ):
+            continue
+        globals_ = (
+            (forward.__globals__, "F", functional),
+            (vars(functional), name, python),
+            (vars(functional), "torch", torch),
+            (vars(torch), name, native),
+        )
+        found.append((kind, forward, reads_eps, reads_bias, globals_))
+    return tuple(found)
+
+
+plain_norms = PlainNorms(
+    _plain_kinds(),
+    (
+        (_depth, 0),
+        (num_dispatch_modes, 0),
+        (torch._C._get_tracing_state, None),
+        (torch._C._functorch.peek_interpreter_stack, None),
+    ),
+    (_hooks._global_forward_pre_hooks, _hooks._global_forward_hooks),
+    CLASSES_WITH_DATA,
+    _NORM_NODES,
+    torch._C.TensorBase.grad_fn,
+)

@@ -25,11 +25,12 @@ from vdnn.runtime.recompute import (
     observe_parameters,
     owner_recipe,
 )
-from vdnn.runtime.recompute.backend_flags import were_observed_at_save
+from vdnn.runtime.recompute.backend_flags import torch_settings, were_observed_at_save
 from vdnn.runtime.recompute.codecs import Codec, codec_for
 from vdnn.runtime.recompute.given import Leaf
 from vdnn.runtime.recompute.later_recipe import later
 from vdnn.runtime.recompute.leaf_versions import reader_of
+from vdnn.runtime.recompute.norm_calls import plain_norms
 from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs, disabled_recipes
 from vdnn.runtime.recompute.readers import Readers
 from vdnn.runtime.recompute.rechecks import Check, Rechecks
@@ -124,25 +125,17 @@ class SessionRecipes:
         """Notes facts from now on. Yields what ends that."""
         observe_flags()
         yield self.norms.remove
-        self._running.note(self.before_module, self.after_module, gate)
-        yield self._forget_modules
-
-    def _forget_modules(self) -> None:
-        self._running.note(None, None, None)
+        self._running.note(self.before_module, self.after_module, torch_settings, plain_norms, gate)
+        yield self._running.note_nothing
 
     def before_module(self, module: torch.nn.Module, facts: int) -> None:
-        if facts & SETTINGS:
-            observe_flags()
         if facts & LEAVES:
             observe_parameters(module)
         if facts & NORMS:
             self.norms.enter(module)
 
-    def after_module(self, module: torch.nn.Module, output: object, facts: int) -> None:
-        if facts & NORMS:
-            self.norms.leave(module)
-        if facts & SETTINGS:
-            observe_flags()
+    def after_module(self, module: torch.nn.Module, output: object) -> None:
+        self.norms.leave(module)
 
     def _need_facts_of(self, recipe: Recipe) -> None:
         """A plan follows this recipe, which settled steps will find again: there the same facts are noted."""
@@ -151,7 +144,7 @@ class SessionRecipes:
             if not were_observed_at_save(node):
                 for module in _C.modules_around(node):
                     need(module, SETTINGS)
-            norm = self.norms.module_of(node)
+            norm = _C.maker_of_norm(node)
             if norm is not None:
                 need(norm, NORMS)
         for given in recipe.given:

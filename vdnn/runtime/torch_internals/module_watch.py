@@ -88,7 +88,7 @@ class ModuleWatch:
 
     def _enter_module(self, module: torch.nn.Module, args: object) -> None:
         if not _is_compiling():
-            self.running.enter(module)
+            self.running.enter(module, args)
 
     def _leave_module(self, module: torch.nn.Module, args: object, output: object) -> None:
         if not _is_compiling():
