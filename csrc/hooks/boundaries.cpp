@@ -39,4 +39,9 @@ Boundaries::Around Boundaries::around(std::int64_t node) const {
   return found;
 }
 
+bool Boundaries::were_read_around(std::int64_t node) const {
+  const auto [before, after, is_known] = around(node);
+  return is_known && (before == nullptr || before->is_read) && (after == nullptr || after->is_read);
+}
+
 }  // namespace vdnn::hooks

@@ -31,6 +31,8 @@ class Boundaries final {
     bool is_known = true;  // false: they are forgotten, and not all that are forgotten were read
   };
   [[nodiscard]] Around around(std::int64_t node) const;
+  // True if the settings were read at both of them.
+  [[nodiscard]] bool were_read_around(std::int64_t node) const;
 
  private:
   static constexpr std::size_t kMost = 512;

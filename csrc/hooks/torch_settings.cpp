@@ -235,11 +235,7 @@ PyObject* Observations::of(std::int64_t node, bool at_save) const {
   if (saved.number == node) {
     return remembers(saved.epoch) ? epoch(saved.epoch).settings.get() : nullptr;
   }
-  if (at_save) {
-    return nullptr;
-  }
-  const auto [before, after, is_known] = Boundaries::here().around(node);
-  if (!is_known || (before != nullptr && !before->is_read) || (after != nullptr && !after->is_read)) {
+  if (at_save || !Boundaries::here().were_read_around(node)) {
     return nullptr;
   }
   std::int64_t unsure_from = last_;

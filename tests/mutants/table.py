@@ -209,7 +209,11 @@ MUTANTS = [
     ),
     *_of(
         "runtime/steps/test_facts_of_settled_steps.py runtime/steps/test_readings_of_hooks.py runtime/recompute",
-        ("csrc/hooks/torch_settings.cpp", "if (!is_known || (before", "if (false && (before"),
+        ("csrc/hooks/torch_settings.cpp", "|| !Boundaries::here().were_read_around(node)", "|| false"),
+        ("csrc/hooks/torch_settings.cpp", "} else if (saved.epoch != newest_) {", "} else if (false) {"),
+        ("csrc/hooks/plain_norms.cpp", "!(now == call.attributes)", "false"),
+        ("csrc/hooks/plain_norms.cpp", "PyDict_GET_SIZE(pre_hooks) != 0", "false"),
+        ("csrc/hooks/plain_norms.cpp", "|| number >= node)", "|| false)"),
         ("runtime/recompute/proofs.py", "self._at_any_size.get(place.shapeless) is Outcome.EXACT", "True"),
         ("runtime/steps/plan_guard.py", "managed.copy is None or not managed.can_be_evicted", "managed.copy is None"),
         ("runtime/storage/transport.py", "self.release_context.changes += 1", "pass"),

@@ -426,6 +426,23 @@ def test_a_norm_whose_call_fails_leaves_nothing_behind() -> None:
         assert watched == []
 
 
+def test_a_call_that_an_interrupt_ended_is_not_taken_for_the_next_one_of_its_module() -> None:
+    def interrupt(tensor: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    module, x = _layer(), inputs(4, 6)
+    with noting() as watched:
+        with (
+            pytest.raises(KeyboardInterrupt),
+            torch.autograd.graph.saved_tensors_hooks(interrupt, lambda tensor: tensor),
+        ):
+            module(x)
+        module.register_forward_pre_hook(lambda module, args: setattr(module, "eps", _EPS))
+        assert facts_behind(module(x)) == {EPS: _EPS}
+        assert watched == [module]
+        assert torch._C._len_torch_function_stack() == 0
+
+
 def test_only_exact_parts_make_plain_norms() -> None:
     with pytest.raises(TypeError):
         _C.PlainNorms()  # type: ignore[call-arg]
