@@ -59,7 +59,7 @@ class Program(nn.Module):
 
 def noted_in(session: Session) -> set[int]:
     """The ids of the modules around which settled steps note facts."""
-    recipes = session._engine.packer.recipes
+    recipes = session._engine.packer.saves.recipes
     assert recipes is not None
     return set(recipes._running.needs())
 
