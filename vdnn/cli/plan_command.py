@@ -55,6 +55,13 @@ def add_plan_command(commands: Any) -> None:
         "GPU. Default: h100",
     )
     card.add_argument(
+        "--host-speed",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="the host issues operations X times as fast as that of the profile. Default: 1",
+    )
+    card.add_argument(
         "--budget",
         metavar="SIZE",
         help='memory of a step: bytes such as 12GiB, a share of the card such as 80%%, or "min". Default: the '
@@ -127,6 +134,7 @@ def _plan(options: argparse.Namespace) -> int:
         batch=options.batch,
         certify=not options.no_bound,
         explains=options.explain,
+        host_speed=options.host_speed,
         on_progress=on_progress,
         **step_options,
     )

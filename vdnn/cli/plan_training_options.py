@@ -112,6 +112,7 @@ def plan_whole_training(
         allow=_allowed(options),
         ranks=options.ranks,
         shard=options.shard,
+        host_speed=options.host_speed,
     )
     planner = _Planner(options, make, terms, on_progress)
     found: dict[int, TrainingReport | str] = {}

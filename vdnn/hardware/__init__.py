@@ -7,7 +7,8 @@ A plan can be made from a profile without the card. Importing this package measu
 from __future__ import annotations
 
 from vdnn.hardware.hardware_profile import HardwareProfile
+from vdnn.hardware.host_figures import HostFigures
 from vdnn.hardware.link_figures import LinkFigures
 from vdnn.hardware.profile_files import load_profile, profile_names
 
-__all__ = ["HardwareProfile", "LinkFigures", "load_profile", "profile_names"]
+__all__ = ["HardwareProfile", "HostFigures", "LinkFigures", "load_profile", "profile_names"]

@@ -36,6 +36,9 @@ BY_CLASS = ("efficiency", "fill_ns")
 # Figures of the host that the card is in, which a profile may lack. Bytes and bytes per second, and a count of cores.
 HOST_FIGURES = ("memory_bytes", "memory_bytes_per_s", "step_bytes_per_s", "cores")
 
+# The time of a usual host for what it issues, which a profile has all of or none: see host_figures.py.
+ISSUE_FIGURES = ("operation", "launch", "save", "copy", "recompute")
+
 # Figures of the link between cards, which a profile may lack: the rate at which one sends while it receives as much.
 CARD_FIGURES = ("bytes_per_s",)
 
@@ -52,7 +55,8 @@ class HardwareProfile:
 
     `host` has the figures of a usual host of the card: the `memory_bytes` of it, the rate `memory_bytes_per_s` that its
     memory reaches, and `step_bytes_per_s`, how much of that an optimizer's step on all of its `cores` uses alone.
-    `cards` has `bytes_per_s`: what one card sends to others in collectives while it receives as much.
+    `cards` has `bytes_per_s`: what one card sends to others in collectives while it receives as much. `issue_ns` has
+    the time in which the host issues an `operation`, a `launch` and so on: see HostFigures.
     """
 
     name: str
@@ -72,6 +76,7 @@ class HardwareProfile:
     fill_ns: Mapping[str, int] = field(default_factory=dict, hash=False)
     host: Mapping[str, int] = field(default_factory=dict, hash=False)
     cards: Mapping[str, int] = field(default_factory=dict, hash=False)
+    issue_ns: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for figure in WHOLE_FIGURES:
@@ -88,6 +93,10 @@ class HardwareProfile:
             if figure not in CARD_FIGURES:
                 raise self._refusal("cards", f"figures among {', '.join(CARD_FIGURES)}", repr(figure))
             self._check_whole(f"cards.{figure}", value)
+        if self.issue_ns and set(self.issue_ns) != set(ISSUE_FIGURES):
+            raise self._refusal("issue_ns", f"all of {', '.join(ISSUE_FIGURES)}, or none", ", ".join(self.issue_ns))
+        for figure, value in self.issue_ns.items():
+            self._check_whole(f"issue_ns.{figure}", value)
         for figure in self.figure_names:
             if not self.sources.get(figure, "").strip():
                 raise self._refusal(figure, "a source in words", "none")
@@ -102,7 +111,9 @@ class HardwareProfile:
         peaks = (f"flop_per_s.{dtype}" for dtype in self.flop_per_s)
         by_class = (f"{figure}.{key}" for figure in BY_CLASS for key in getattr(self, figure))
         of_host = (f"host.{figure}" for figure in self.host)
-        return (*WHOLE_FIGURES, *FRACTIONS, *peaks, *by_class, *of_host, *(f"cards.{figure}" for figure in self.cards))
+        of_cards = (f"cards.{figure}" for figure in self.cards)
+        issued = (f"issue_ns.{figure}" for figure in self.issue_ns)
+        return (*WHOLE_FIGURES, *FRACTIONS, *peaks, *by_class, *of_host, *of_cards, *issued)
 
     def source_of(self, figure: str) -> str:
         """The source of `figure`, as in source_of("memory_bytes") or source_of("flop_per_s.float32")."""

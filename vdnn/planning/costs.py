@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vdnn.errors import InvalidArgumentError
-from vdnn.hardware import HardwareProfile
+from vdnn.hardware import HardwareProfile, HostFigures
 from vdnn.step.timeline import Copy, Timeline, Track
 
 
@@ -47,12 +47,13 @@ class LinkCosts:
         return self.to_host_bytes_per_s if track is Track.TO_HOST else self.to_device_bytes_per_s
 
 
-def profile_costs(profile: HardwareProfile) -> LinkCosts:
+def profile_costs(profile: HardwareProfile, host: HostFigures | None = None) -> LinkCosts:
     return LinkCosts(
         profile.to_host_bytes_per_s,
         profile.to_device_bytes_per_s,
         profile.duplex_bytes_per_s,
         profile.link_latency_ns,
+        0 if host is None else host.copy_ns,
     )
 
 

@@ -55,6 +55,10 @@ class PlannedStep:
         return self.timeline.step_ns / kept_ns if kept_ns else 1.0
 
     @property
+    def is_bound_by_host(self) -> bool:
+        return self.timeline.is_bound_by_host
+
+    @property
     def followed(self) -> Recording:
         """The step with the plan's recomputes. The points of the plan are points of this recording."""
         return recording_under(self.recording, self.plan.lifetimes)

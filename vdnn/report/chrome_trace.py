@@ -23,6 +23,7 @@ from vdnn.step.timeline import Copy, Mark, Timeline, Track
 
 COMPUTE_ROW = 1
 RELOAD_STALL, RELEASE_STALL = "stall: waits for a reload", "stall: waits for an offload"
+HOST_STALL = "stall: waits for the host"
 COUNTER = "allocated bytes"
 
 Event = dict[str, Any]
@@ -76,8 +77,11 @@ class _Process:
         now = 0
         before: Mark | None = None
         for mark in self._timeline.marks:
-            if mark.begin_ns > now:
-                yield self._slice(COMPUTE_ROW, self._computed(before, mark), now, mark.begin_ns, self._about(mark))
+            issued_ns = max(now, mark.begin_ns - mark.host_stall_ns)
+            if issued_ns > now:
+                yield self._slice(COMPUTE_ROW, self._computed(before, mark), now, issued_ns, self._about(mark))
+            if mark.begin_ns > issued_ns:
+                yield self._slice(COMPUTE_ROW, HOST_STALL, issued_ns, mark.begin_ns, self._about(mark))
             # At a mark the stall for a reload is drawn first, then the stalls for releases.
             between = mark.begin_ns + mark.reload_stall_ns
             if mark.reload_stall_ns:

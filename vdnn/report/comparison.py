@@ -128,7 +128,7 @@ def cells_of_step(step: SavedStep) -> tuple[Cell, ...]:
         step.name,
         "plain",
         said="not run: the recording's figures with everything kept",
-        step_ns=recording.compute_ns,
+        step_ns=recording.kept_ns,
         peak_bytes=recording.peak_bytes,
         **place,  # type: ignore[arg-type]
     )

@@ -22,9 +22,10 @@ _STAND_INS_SHOWN = 5
 class PlanReport:
     """The result of planning one step.
 
-    `executed` is the same step run under the plan, in virtual time or on a device. `advice` is what a user
-    should know about this plan, if there is anything. `storages` has the reasons for the actions of the largest
-    storages. `stand_ins` names each answer that the rehearsed step got in place of a value that depends on data.
+    `executed` is the same step run under the plan, in virtual time or on a device; in virtual time it is that of the
+    device alone, whose operations no host has to issue. `advice` is what a user should know about this plan, if there
+    is anything. `storages` has the reasons for the actions of the largest storages. `stand_ins` names each answer that
+    the rehearsed step got in place of a value that depends on data.
     """
 
     model: str
@@ -36,6 +37,12 @@ class PlanReport:
     advice: str | None = None
     storages: tuple[StorageChoice, ...] = ()
     stand_ins: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> Timeline:
+        """The executed step, or the predicted one if the host makes it longer than the device alone."""
+        predicted = self.planned.timeline
+        return predicted if self.executed is None or predicted.host_stall_ns else self.executed
 
     @property
     def host_bytes(self) -> int:
@@ -56,8 +63,10 @@ class PlanReport:
             "plan_seconds": round(planned.plan_seconds, 3),
             "memory": asdict(self.memory),
             "predicted": {
-                "baseline_ns": planned.recording.compute_ns,
+                "baseline_ns": planned.recording.kept_ns,
                 "step_ns": planned.timeline.step_ns,
+                "host_ns": planned.timeline.host_ns if planned.recording.has_host else None,
+                "host_stall_ns": planned.timeline.host_stall_ns,
                 "bound_ns": None if planned.bound is None else planned.bound.step_ns,
                 "peak_bytes": planned.timeline.peak_bytes,
                 "host_bytes": self.host_bytes,
@@ -90,10 +99,11 @@ class PlanReport:
             f"{self.model}{batch}, on {self.hardware} ({recording.backend})",
             f"  memory: {kinds}",
             f"  everything kept: peak {format_bytes(recording.peak_bytes)}, "
-            f"step {_ms(recording.compute_ns)}; the least any plan reaches is {format_bytes(memory.floor)}",
+            f"step {_ms(recording.kept_ns)}; the least any plan reaches is {format_bytes(memory.floor)}",
             f"  {planned.plan.policy}, budget {_budget(planned)}: peak {format_bytes(planned.timeline.peak_bytes)}"
             f"{'' if planned.fits else ' (OVER THE BUDGET)'}, step {_ms(planned.timeline.step_ns)}, "
             f"{100 * (planned.slowdown - 1):.1f} % slower; planned in {planned.plan_seconds:.2f} s",
+            f"  {_host(planned, self.hardware)}",
             f"  {_certificate(planned)}",
             f"  the peak is at {planned.peak_place}",
             f"  copies: {format_bytes(planned.timeline.copied_bytes(Track.TO_HOST))} offloaded, "
@@ -102,7 +112,8 @@ class PlanReport:
         ]
         if self.executed is not None:
             lines.append(
-                f"  run in virtual time: step {_ms(self.executed.step_ns)}, "
+                f"  run in virtual time{', the device alone' if planned.timeline.host_stall_ns else ''}: "
+                f"step {_ms(self.executed.step_ns)}, "
                 f"peak {format_bytes(self.executed.peak_bytes)}"
             )
         if self.advice is not None:
@@ -151,6 +162,18 @@ def _ms(time_ns: int) -> str:
 def _budget(planned: PlannedStep) -> str:
     budget_bytes = planned.plan.budget_bytes
     return "none" if budget_bytes is None else format_bytes(budget_bytes)
+
+
+def _host(planned: PlannedStep, hardware: str) -> str:
+    timeline = planned.timeline
+    if not planned.recording.has_host:
+        return f"host: the profile {hardware} has no figures of one, so times are those of the device alone"
+    issued = f"needs {_ms(timeline.host_ns)} to issue the step"
+    waited = f"the device waits for it for {_ms(timeline.host_stall_ns)}"
+    if timeline.is_bound_by_host:
+        return f"bound by the host: it {issued}, and {waited}"
+    share = 100 * timeline.host_ns / timeline.step_ns if timeline.step_ns else 0.0
+    return f"host: {issued}, {share:.0f} % of it{f'; {waited}' if timeline.host_stall_ns else ''}"
 
 
 def _certificate(planned: PlannedStep) -> str:

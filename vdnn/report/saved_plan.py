@@ -78,7 +78,7 @@ def _plain_cell(report: PlanReport, card_bytes: int) -> Cell:
         device=report.hardware,
         clock=recording.clock,
         said="" if fits else f"needs {format_bytes(recording.peak_bytes)} of {format_bytes(card_bytes)}",
-        step_ns=recording.compute_ns,
+        step_ns=recording.kept_ns,
         peak_bytes=recording.peak_bytes,
         compiled=False,
         versions=_versions(report),
@@ -87,7 +87,7 @@ def _plain_cell(report: PlanReport, card_bytes: int) -> Cell:
 
 def _planned_cell(report: PlanReport, budget: str | None, step: str) -> Cell:
     planned = report.planned
-    shown = report.executed or planned.timeline
+    shown = report.shown
     return Cell(
         _workload(report),
         peer_of_policy(planned.plan.policy),
@@ -97,7 +97,7 @@ def _planned_cell(report: PlanReport, budget: str | None, step: str) -> Cell:
         place="virtual",
         device=report.hardware,
         clock=planned.recording.clock,
-        said="" if report.executed is not None else "not run: predicted",
+        said="" if shown is report.executed else "not run: predicted",
         step_ns=shown.step_ns,
         peak_bytes=shown.peak_bytes,
         host_bytes=report.host_bytes,

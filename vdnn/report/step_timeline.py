@@ -13,7 +13,18 @@ from typing import Any, NamedTuple
 from vdnn.bytesize import format_bytes
 from vdnn.report.drawing import FONT_POINTS, Picture, Shape, set_title, time_label
 from vdnn.report.file_names import file_name
-from vdnn.report.palette import BLUE, GRID, MUTED, RELEASE_STALL, RELOAD_STALL, REST, REST_SPIKES, SURFACE, Shade
+from vdnn.report.palette import (
+    BLUE,
+    GRID,
+    HOST_STALL,
+    MUTED,
+    RELEASE_STALL,
+    RELOAD_STALL,
+    REST,
+    REST_SPIKES,
+    SURFACE,
+    Shade,
+)
 from vdnn.step.recording import PointKind
 from vdnn.step.saved_step import SavedStep
 from vdnn.step.timeline import Timeline, Track
@@ -73,17 +84,19 @@ def _draw(figure: Any, shape: Shape, step: SavedStep, title: str) -> None:
     set_title(figure, shape, title)
     patch = importlib.import_module("matplotlib.patches").Patch
     edge = SURFACE.light
+    waits = patch(facecolor=HOST_STALL.light, edgecolor=edge, hatch="....", label="stall: waits for the host")
     entries = [
         patch(facecolor=REST.light, label="forward"),
         patch(facecolor=REST_SPIKES.light, label="backward"),
         patch(facecolor=BLUE.light, label="copies"),
         patch(facecolor=RELOAD_STALL.light, edgecolor=edge, hatch="////", label="stall: waits for a reload"),
         patch(facecolor=RELEASE_STALL.light, edgecolor=edge, hatch="\\\\\\\\", label="stall: waits for an offload"),
+        *([waits] if any(timeline.host_stall_ns for timeline in timelines) else []),
     ]
     figure.legend(
         handles=entries,
         loc="outside lower left",
-        ncols=1 if shape.is_narrow else 5,
+        ncols=1 if shape.is_narrow else len(entries),
         alignment="left",
         handlelength=1.6,
         columnspacing=1.2,
@@ -126,6 +139,8 @@ def summary_of(timeline: Timeline) -> str:
         for track, word in ((Track.TO_HOST, "offloaded"), (Track.TO_DEVICE, "reloaded"))
     )
     stall = f"{timeline.stall_ns / 1e6:.2f} ms stall" if timeline.stall_ns else "no stall"
+    if timeline.host_stall_ns:
+        stall += f", {timeline.host_stall_ns / 1e6:.2f} ms waiting for the host"
     return f"{spoken_source(timeline)}: {timeline.step_ns / 1e6:.1f} ms, {stall}; {moved}"
 
 
@@ -135,9 +150,12 @@ def _rows(step: SavedStep, timeline: Timeline) -> list[_Row]:
     backward: list[Span] = []
     reloads: list[Span] = []
     releases: list[Span] = []
+    host: list[Span] = []
     now = 0
     for mark in timeline.marks:
-        (forward if mark.point <= first_use else backward).append((now, mark.begin_ns))
+        computed_ns = max(now, mark.begin_ns - mark.host_stall_ns)
+        (forward if mark.point <= first_use else backward).append((now, computed_ns))
+        host.append((computed_ns, mark.begin_ns))
         between = mark.begin_ns + mark.reload_stall_ns
         if mark.reload_stall_ns:
             reloads.append((mark.begin_ns, between))
@@ -152,6 +170,7 @@ def _rows(step: SavedStep, timeline: Timeline) -> list[_Row]:
     return [
         _Row("compute", _joined(forward, 1), REST),
         _Row("compute", _joined(backward, 1), REST_SPIKES),
+        _Row("compute", _joined(host, 1), HOST_STALL, "...."),
         _Row("compute", reloads, RELOAD_STALL, "////"),
         _Row("compute", releases, RELEASE_STALL, "\\\\\\\\"),
         _Row("to host", copies[Track.TO_HOST], BLUE),

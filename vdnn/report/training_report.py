@@ -76,9 +76,10 @@ class TrainingReport:
     """The plan of a whole training. One step is `micro_batches` passes of `batch`, and the optimizer's step.
 
     `computing_ns` is a step that waits for nothing and recomputes nothing, `bound_ns` the certified least of any plan,
-    or None. `kept_peak_bytes` is the peak with everything on the device. `rehearsed_peak_bytes` is the measured peak of
-    one pass with everything kept, and `cycle_peak_bytes` what the plan's model says of the same. With a `rank`, all
-    bytes and times are those of the rank with the most, but the rehearsed peak and what it is compared with.
+    or None. The host issues the step in `issue_ns`; 0 if nothing is known of it. `kept_peak_bytes` is the peak with
+    everything on the device. `rehearsed_peak_bytes` is the measured peak of one pass with everything kept, and
+    `cycle_peak_bytes` what the plan's model says of the same. With a `rank`, all bytes and times are those of the rank
+    with the most, but the rehearsed peak and what it is compared with.
     """
 
     model: str
@@ -116,6 +117,7 @@ class TrainingReport:
     notes: tuple[str, ...]
     plan_seconds: float
     rank: RankShare | None = None
+    issue_ns: int = 0
 
     @property
     def slowdown(self) -> float:
@@ -184,6 +186,12 @@ class TrainingReport:
             f"{one.bytes_per_s / 1e9:.0f} GB/s between cards; it waits for that {_ms(one.waited_ns)}"
         ]
 
+    def _issued(self) -> str:
+        if self.issue_ns >= self.step_ns:
+            return f"bound by the host: it needs {_ms(self.issue_ns)} to issue the step"
+        share = 100 * self.issue_ns / self.step_ns
+        return f"host: needs {_ms(self.issue_ns)} to issue the step, {share:.0f} % of it"
+
     def _time_lines(self) -> list[str]:
         copied = self.to_device_bytes + self.to_host_bytes
         if self.gap is None:
@@ -196,6 +204,7 @@ class TrainingReport:
         return [
             f"  step {_ms(self.step_ns)}, {self.slowdown:.3f} x of pure computing ({_ms(self.computing_ns)}); "
             f"planned in {self.plan_seconds:.2f} s",
+            *([f"  {self._issued()}"] if self.issue_ns else []),
             f"  {certificate}",
             f"  the optimizer steps {self.step_time}; allowed beyond moving bytes: "
             f"{', '.join(self.allowed) or 'nothing (exact)'}",

@@ -130,7 +130,7 @@ class _Search:
             alike.append(UnitPlacement(Activations.RECOMPUTE_FROM_HOST, True, True, State.CPU))
         for unit in (*alike, *self._more_alike()):
             trials.value_of(Mix.of_alike(self.training, unit, StepTime.END).placement())
-        if self._is_best(self.training.computing_ns) and not self.allowed.cpu_steps:
+        if self._is_best(self.training.kept_ns) and not self.allowed.cpu_steps:
             return
         for start in starts:
             trials.value_of(start)

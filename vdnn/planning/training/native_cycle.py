@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from vdnn import _C
 from vdnn.planning.training.cycle import ByteClass, Cycle, Move, Task, TaskKind
+from vdnn.planning.training.issued import issued_ns
 from vdnn.planning.training.placement import Placement
 from vdnn.planning.training.training import Training, TrainingMachine
 
@@ -98,7 +99,7 @@ def step_ns_of(
         machine.cpu_bytes_per_s / 1e9,
         float(link.latency_ns),
     )
-    return round(
+    device_ns = round(
         _C.training_step_ns(
             kinds=cycle.kinds,
             durations_ns=cycle.durations_ns,
@@ -118,3 +119,4 @@ def step_ns_of(
             budget_bytes=placement.room_of(budget_bytes),
         )
     )
+    return max(device_ns, issued_ns(training, machine, placement, len(cycle.outs) + len(cycle.ins)))

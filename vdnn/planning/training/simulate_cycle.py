@@ -2,7 +2,8 @@
 
 Tasks run one after another on the device. Each copy engine does its copies in order, and so do the cores with their
 steps. Copies of both directions share the link, and all of them share the host's memory with the steps on the CPU:
-where their rates add up to more than there is, each gets its part.
+where their rates add up to more than there is, each gets its part. The spans are those of a host that is far enough
+ahead; where it needs longer to issue the step, step follows step as fast as it does.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vdnn.planning.training.cycle import ByteClass, Cycle, Move, Task, TaskKind, cycle_of
+from vdnn.planning.training.issued import issued_ns
 from vdnn.planning.training.placement import Placement
 from vdnn.planning.training.room import give_room
 from vdnn.planning.training.training import Training, TrainingMachine
@@ -48,6 +50,7 @@ class TrainingStep:
     needed: tuple[dict[ByteClass, int], ...]
     task_names: tuple[str, ...]
     spans: tuple[Span, ...] = ()
+    issue_ns: int = 0  # in which the host issues the step
 
     @property
     def slowdown(self) -> float:
@@ -66,9 +69,10 @@ def simulate_training(
     # Cycles of different times may come in turn: then the mean of them.
     counted = 1 if _is_even(ends) else len(ends) - 4
     step_ns = (ends[-1] - ends[-1 - counted]) / counted
+    issue_ns = issued_ns(training, machine, placement, len(cycle.outs) + len(cycle.ins))
     return TrainingStep(
         placement=placement,
-        step_ns=round(step_ns),
+        step_ns=max(round(step_ns), issue_ns),
         computing_ns=training.computing_ns,
         peak_bytes=max(held),
         host_bytes=cycle.host_bytes,
@@ -79,6 +83,7 @@ def simulate_training(
         needed=tuple(cycle.needed),
         task_names=tuple(f"{task.kind.value} of {training.units[task.unit].name}" for task in cycle.tasks),
         spans=tuple(clock.spans(ends[-2])) if with_spans else (),
+        issue_ns=issue_ns,
     )
 
 

@@ -7,7 +7,7 @@ in the next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from vdnn.errors import InvalidArgumentError
 from vdnn.planning.costs import LinkCosts
@@ -21,7 +21,8 @@ class Unit:
     changes. `state_bytes` are all that the optimizer keeps, with master weights if it has them. `saved_bytes` are what
     forward saves for backward, of which a recompute needs `boundary_bytes`. A transient is memory in addition to all of
     these while the unit runs. `step_ns` is the optimizer's time on the device, and `host_step_bytes` is what a step on
-    the CPU reads and writes in the host's memory. `step_reads_weights`: there are no master weights in the state.
+    the CPU reads and writes in the host's memory. `step_reads_weights`: there are no master weights in the state. The
+    host issues each of the three in its `issue_ns`; 0 if nothing is known of the host.
     """
 
     name: str
@@ -38,10 +39,15 @@ class Unit:
     step_ns: int
     host_step_bytes: int
     step_reads_weights: bool = False
+    forward_issue_ns: int = 0
+    backward_issue_ns: int = 0
+    step_issue_ns: int = 0
 
     def __post_init__(self) -> None:
-        for field in fields(self)[1:-1]:
+        for field in fields(self):
             value = getattr(self, field.name)
+            if field.name in ("name", "step_reads_weights"):
+                continue
             if not isinstance(value, int) or value < 0:
                 raise InvalidArgumentError(
                     argument=f"unit {self.name!r}, {field.name}", expected="0 or more", got=str(value)
@@ -80,6 +86,24 @@ class Training:
         """The time of a step that waits for nothing and recomputes nothing."""
         one = sum(unit.forward_ns + unit.backward_ns for unit in self.units)
         return self.micro_batches * one + sum(unit.step_ns for unit in self.units if unit.gradient_bytes)
+
+    @property
+    def issue_ns(self) -> int:
+        """The time in which the host issues such a step; 0 if nothing is known of it."""
+        one = sum(unit.forward_issue_ns + unit.backward_issue_ns for unit in self.units)
+        return self.micro_batches * one + sum(unit.step_issue_ns for unit in self.units if unit.gradient_bytes)
+
+    def without_host(self) -> Training:
+        """The same training on a host that takes no time."""
+        if not self.issue_ns:
+            return self
+        none = {"forward_issue_ns": 0, "backward_issue_ns": 0, "step_issue_ns": 0}
+        return replace(self, units=tuple(replace(unit, **none) for unit in self.units))  # type: ignore[arg-type]
+
+    @property
+    def kept_ns(self) -> int:
+        """The step with everything on the device. See [Note: The host lane] in simulate.py: the host runs ahead."""
+        return max(self.computing_ns, self.issue_ns)
 
 
 @dataclass(frozen=True, slots=True)

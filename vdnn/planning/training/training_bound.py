@@ -52,10 +52,17 @@ def _relaxed(
 def training_bound(training: Training, machine: TrainingMachine, budget_bytes: int, allowed: Allowed = EXACT) -> int:
     """The least time of a step in nanoseconds. Needs SciPy, the extra `plan`."""
     least_s = relaxations(training, machine, budget_bytes, allowed)[0].least_s
-    least_ns = training.computing_ns - _cpu_savings_ns(training, allowed)
+    least_ns = max(
+        training.computing_ns - _cpu_savings_ns(training, allowed), training.issue_ns - _cpu_issue_ns(training, allowed)
+    )
     return least_ns if math.isinf(least_s) else max(least_ns, round(least_s * (1 - _TOLERANCE) * 1e9))
 
 
 def _cpu_savings_ns(training: Training, allowed: Allowed) -> int:
     """A step on the CPU takes no time of the device."""
     return sum(unit.step_ns for unit in training.units) if allowed.cpu_steps else 0
+
+
+def _cpu_issue_ns(training: Training, allowed: Allowed) -> int:
+    """Nor does the host issue it."""
+    return sum(unit.step_issue_ns for unit in training.units) if allowed.cpu_steps else 0

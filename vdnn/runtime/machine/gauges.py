@@ -63,6 +63,10 @@ class Gauges(ABC):
         """A context in which the host waits for the device between two intervals. That time is not the host's own."""
         return contextlib.nullcontext()
 
+    def issued_ns(self) -> int:
+        """The time in which the host issued all operations so far. 0 if that is not known."""
+        return 0
+
     @abstractmethod
     def ns_between(self, begin: Mark, end: Mark) -> int:
         """Nanoseconds from one mark to another. May block until the device has passed both."""
@@ -152,6 +156,9 @@ class VirtualGauges(Gauges):
     def mark(self, stream: _C.Stream) -> Mark:
         aside_ns = self._machine.aside_ns
         return self._device.now_ns(stream) if aside_ns is None else aside_ns
+
+    def issued_ns(self) -> int:
+        return self._machine.issued_ns
 
     def fall_behind(self, stream: _C.Stream) -> bool:
         """Does nothing: virtual time is that of the device alone."""

@@ -23,20 +23,24 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vdnn import _C
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
-from vdnn.hardware import HardwareProfile, load_profile
+from vdnn.hardware import HardwareProfile, HostFigures, load_profile
 from vdnn.runtime.machine.allocation_tracker import AllocationTracker
 from vdnn.runtime.machine.roofline import operation_ns
 from vdnn.runtime.machine.tensor_device import TensorDevice
 
 
 class VirtualMachine(TensorDevice):
-    """A context manager: make the model and its inputs inside, and train. For one thread only."""
+    """A context manager: make the model and its inputs inside, and train. For one thread only.
+
+    With `host`, the machine also counts the time in which the host issues the operations. That does not delay the
+    device: a step whose host runs ahead takes the longer of both times."""
 
     def __init__(
         self,
         hardware: str | os.PathLike[str] | HardwareProfile,
         *,
         fake: bool = True,
+        host: HostFigures | None = None,
         schedule: _C.Schedule = _C.Schedule.EAGER,
         seed: int = 0,
     ) -> None:
@@ -59,6 +63,8 @@ class VirtualMachine(TensorDevice):
         self._compute = self.device.adopt_stream()
         self.tracker = AllocationTracker()
         self.operations = 0
+        self.host = host
+        self.issued_ns = 0  # the time in which the host issued all operations so far, those of trials included
         self.aside_ns: int | None = None  # in a trial, the time of its operations, which do not advance the clock
         self._entered: contextlib.ExitStack | None = None
 
@@ -85,6 +91,8 @@ class VirtualMachine(TensorDevice):
 
     def _advance(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         duration_ns = operation_ns(self.profile, func, args, kwargs, out)
+        if self.host is not None:
+            self.issued_ns += self.host.operation_ns + (self.host.launch_ns if duration_ns else 0)
         if self.aside_ns is not None:
             self.aside_ns += duration_ns
         elif duration_ns:

@@ -14,3 +14,4 @@ class RecomputeCost:
     kept_bytes: int = 0
     discard_ns: int = 0
     discard_bytes: int = 0
+    issue_ns: int = 0

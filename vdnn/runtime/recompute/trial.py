@@ -57,11 +57,11 @@ class Trial:
         if not self._operands_left:
             self._begin()
         made = self._recipe.recompute(self._operand)
-        end = gauges.mark(transport.current_stream())
+        end, issue_ns = gauges.mark(transport.current_stream()), gauges.issued_ns() - self._begin_issued_ns
         extra_bytes = gauges.take_peaks().peak_bytes - self._before_bytes
         with gauges.host_waits():
             took_ns = gauges.ns_between(self._begin_mark, end)
-        self.cost = RecomputeCost(took_ns, max(extra_bytes, self._managed.nbytes))
+        self.cost = RecomputeCost(took_ns, max(extra_bytes, self._managed.nbytes), issue_ns=issue_ns)
         self._stand_ins.clear()
         return made
 
@@ -71,7 +71,7 @@ class Trial:
             self._before_bytes = gauges.take_peaks().allocated_bytes
             stream = self._managed.transport.current_stream()
             gauges.fall_behind(stream)
-            self._begin_mark = gauges.mark(stream)
+            self._begin_mark, self._begin_issued_ns = gauges.mark(stream), gauges.issued_ns()
 
     def _operand(self, packed: Any) -> torch.Tensor:
         """Unpack an operand. The recipe unpacks all of them before it computes, and that is not part of the cost."""

@@ -117,6 +117,9 @@ def training_of_marks(
                 step_ns=round(step_ns),
                 host_step_bytes=own.step_bytes,
                 step_reads_weights=own.reads_weights,
+                forward_issue_ns=marked.forward_issue_ns,
+                backward_issue_ns=marked.backward_issue_ns,
+                step_issue_ns=round(marks.step_issue_ns * own.step_bytes / max(1, step_bytes)),
             )
         )
     bare = Training(name, tuple(units), 1, clips, max(0, fixed_bytes))

@@ -40,7 +40,15 @@ def placed_units(training: Training, placement: Placement) -> tuple[PlacedUnits,
             shown = replace(shown, gradient_leaves=shown.state is State.CPU)
         # Blocks at the ends differ a little in their transients: such a difference makes no row of its own.
         alike = replace(unit, name="", forward_transient_bytes=0, backward_transient_bytes=0, boundary_bytes=0)
-        near = replace(alike, saved_bytes=round(unit.saved_bytes, -8), forward_ns=0, backward_ns=0)
+        near = replace(
+            alike,
+            saved_bytes=round(unit.saved_bytes, -8),
+            forward_ns=0,
+            backward_ns=0,
+            forward_issue_ns=0,
+            backward_issue_ns=0,
+            step_issue_ns=0,
+        )
         rows.setdefault((near, shown), []).append(index)
     return tuple(
         PlacedUnits(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from vdnn.errors import BudgetError
-from vdnn.hardware import HardwareProfile, load_profile
+from vdnn.hardware import HardwareProfile, HostFigures, load_profile
 from vdnn.planning.budget import bytes_without_budget, parse_budget
 from vdnn.planning.catalogue import make_planner
 from vdnn.planning.costs import LinkCosts, profile_costs
@@ -38,6 +38,7 @@ def plan(
     optimizer: str | None = None,
     min_bytes: int | str = "1MiB",
     explains: int = 0,
+    host_speed: float = 1.0,
 ) -> PlanReport:
     """Plans a training step of `model` for `hardware`, which need not be present.
 
@@ -50,6 +51,7 @@ def plan(
     * `optimizer`: "sgd", "momentum" or "adamw" adds the optimizer's state and its step.
     * `min_bytes`: smaller saves stay on the device.
     * `explains`: for how many of the largest storages the report says why each got its action.
+    * `host_speed`: your host is so many times as fast as that of the profile, if it has figures of one.
 
         report = vdnn.plan(make_model, 256, hardware="titan-x", budget="min")
         print(report)
@@ -65,6 +67,7 @@ def plan(
         optimizer=optimizer,
         min_bytes=min_bytes,
         explains=explains,
+        host_speed=host_speed,
     )[0]
 
 
@@ -81,16 +84,18 @@ def compare(
     certify: bool = True,
     runs: bool = True,
     explains: int = 0,
+    host_speed: float = 1.0,
     on_progress: Callable[[str], None] = lambda doing: None,
 ) -> list[PlanReport]:
     """Plans one step under several policies, one report for each. With `runs`, each plan also runs in virtual time.
     `on_progress` is called with a phrase before each phase. For the other arguments, see plan()."""
     profile = hardware if isinstance(hardware, HardwareProfile) else load_profile(hardware)
     planners = [make_planner(policy) for policy in policies]  # refuse an unknown name before the rehearsal
+    host = HostFigures.of(profile, host_speed)
     wanted = None if budget is None else parse_budget(budget)
     on_progress("rehearsing the step")
-    rehearsal = rehearse(subject, profile, optimizer=optimizer, min_bytes=min_bytes)
-    recording, costs = rehearsal.recording, profile_costs(profile)
+    rehearsal = rehearse(subject, profile, host=host, optimizer=optimizer, min_bytes=min_bytes)
+    recording, costs = rehearsal.recording, profile_costs(profile, host)
     budget_bytes = bytes_without_budget(profile.memory_bytes)
     if wanted is not None:
         budget_bytes = wanted.bytes_for(profile.memory_bytes, least_bytes(recording))

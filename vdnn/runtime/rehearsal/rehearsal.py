@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from vdnn.errors import VdnnError
-from vdnn.hardware import HardwareProfile
+from vdnn.hardware import HardwareProfile, HostFigures
+from vdnn.planning.host_costs import with_session
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal.cuda_shaped import BACKEND
 from vdnn.runtime.rehearsal.stage import stage
@@ -54,16 +55,18 @@ def rehearse(
     hardware: str | os.PathLike[str] | HardwareProfile,
     *,
     plan: Plan | None = None,
+    host: HostFigures | None = None,
     optimizer: str | None = None,
     min_bytes: int | str = "1MiB",
 ) -> Rehearsal:
     """Runs a warm-up step and a second step of `subject` on a virtual machine, the second under `plan` if one is given.
 
-    With `optimizer`, its step is part of each, and its state exists before the second step.
+    With `optimizer`, its step is part of each, and its state exists before the second step. With `host`, the recording
+    has the time in which the host issues the step in a session; a program that asked for values waits for the device.
     """
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer: expected one of {', '.join(map(repr, OPTIMIZERS))}, got {optimizer!r}.")
-    with VirtualMachine(hardware) as machine, stage(machine) as values:
+    with VirtualMachine(hardware, host=host) as machine, stage(machine) as values:
         staged = subject.make()
         model, step = staged.model, staged.step
         machine.tracker.track([model, *held_by(staged)])
@@ -76,6 +79,7 @@ def rehearse(
         with offload(policy, plan=plan, device=machine, measure=True, warmup_steps=1, min_bytes=min_bytes) as session:
             for _ in range(2):
                 values.stand_ins.begin_step()
+                saves_before = session.counters.saves
                 step()
                 gradient_bytes = _gradient_bytes(model)
                 if updates is not None:
@@ -84,6 +88,7 @@ def rehearse(
                 session.step()
                 model.zero_grad(set_to_none=True)
         recording, timeline = session.recording, session.timeline
+        saves = session.counters.saves - saves_before
         session.close()
         optimizer_bytes = sum(_state_bytes(one) for one in {updates, *optimizers_of(staged)} if one is not None)
     if recording is None:
@@ -91,6 +96,8 @@ def rehearse(
             f"plan: there is nothing to plan: the step saves no tensor of {min_bytes} or more that may be offloaded. "
             "Pass a smaller min_bytes (--min-bytes) or a larger batch."
         )
+    if host is not None:
+        recording = with_session(recording, host, saves, synchronizes=bool(values.stand_ins.given))
     return Rehearsal(
         replace(recording, backend=BACKEND),
         _bytes_of(model.parameters()),

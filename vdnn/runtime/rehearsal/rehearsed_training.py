@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from vdnn.hardware import HardwareProfile
+from vdnn.hardware import HardwareProfile, HostFigures
 from vdnn.planning.training.training import Training, Unit
 from vdnn.report.training_report import RankShare
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
@@ -53,6 +53,7 @@ def rehearse_training(
     master_weights: bool = False,
     micro_batches: int | None = None,
     clips: bool | None = None,
+    host: HostFigures | None = None,
 ) -> RehearsedTraining:
     """Rehearses one micro-batch of `subject` and makes a training of it.
 
@@ -60,10 +61,11 @@ def rehearse_training(
     * `master_weights`: the optimizer keeps its state, and copies of the parameters, in float32.
     * `micro_batches`: so many passes before each step. Default: as many as the subject's own step has.
     * `clips`: whether gradients are clipped by their norm. Default: whether the subject's own step does that.
+    * `host`: the units have the time in which this host issues them.
     """
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer: expected one of {', '.join(map(repr, OPTIMIZERS))}, got {optimizer!r}.")
-    with VirtualMachine(profile) as machine, stage(machine) as values:
+    with VirtualMachine(profile, host=host) as machine, stage(machine) as values:
         staged = subject.make()
         machine.tracker.track([staged.model, *held_by(staged)])
         own = optimizers_of(staged)

@@ -16,7 +16,7 @@ import torch
 
 from vdnn.bytesize import format_bytes, parse_bytes
 from vdnn.errors import BudgetError, InvalidArgumentError, LibraryMissingError
-from vdnn.hardware import HardwareProfile, load_profile
+from vdnn.hardware import HardwareProfile, HostFigures, load_profile
 from vdnn.planning.budget import bytes_without_budget, parse_budget
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.training.auto_placement import auto_placement
@@ -47,7 +47,8 @@ _TIMES_THE_LINK = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The conditions of a plan, whatever the batch. `machine` has the host; `budget` is as users write it."""
+    """The conditions of a plan, whatever the batch. `machine` has the host; `budget` is as users write it. `issues` are
+    the figures of what the host issues, None if the plan is for a host that takes no time."""
 
     profile: HardwareProfile
     machine: TrainingMachine
@@ -55,6 +56,7 @@ class Terms:
     allowed: Allowed
     notes: tuple[str, ...] = ()
     ranks: Ranks | None = None
+    issues: HostFigures | None = None
 
     def budget_bytes(self, training: Training) -> int:
         if self.budget is None:
@@ -78,6 +80,7 @@ def plan_training(
     loss: Callable[[Any], torch.Tensor] | None = None,
     ranks: int | None = None,
     shard: str | None = None,
+    host_speed: float = 1.0,
 ) -> TrainingReport:
     """Plans a whole training: activations, parameters, gradients and optimizer state, under a budget of the device and
     the memory of the host. Neither need be present.
@@ -92,10 +95,20 @@ def plan_training(
     * `allow`: ways of the step beyond moving bytes: "cpu-step" (its bits are the CPU's), "deferred", "in-backward".
     * `ranks`: the training runs on so many cards, and the plan is that of one. Batch and host are those of each.
     * `shard`: "fsdp2" (default) cuts parameters, gradients and state, "ddp" nothing. The wrapped units are the blocks.
+    * `host_speed`: your host is so many times as fast as that of the profile, if it has figures of what one issues.
 
         print(vdnn.plan_training(build, 1, hardware="rtx-4090", host="128GiB", optimizer="adamw"))
     """
-    terms = terms_of(hardware, budget=budget, host=host, host_cores=host_cores, allow=allow, ranks=ranks, shard=shard)
+    terms = terms_of(
+        hardware,
+        budget=budget,
+        host=host,
+        host_cores=host_cores,
+        allow=allow,
+        ranks=ranks,
+        shard=shard,
+        host_speed=host_speed,
+    )
     name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "model")
     rehearsed = rehearsed_training(
         subject_of(model, batch, loss),
@@ -124,9 +137,12 @@ def terms_of(
     allow: tuple[str, ...] = (),
     ranks: int | None = None,
     shard: str | None = None,
+    host_speed: float | None = None,
 ) -> Terms:
-    """Checks what a user gave. Raises ValueError before anything is rehearsed."""
+    """Checks what a user gave. Raises ValueError before anything is rehearsed. Without `host_speed` the plan is for a
+    host that takes no time."""
     profile = hardware if isinstance(hardware, HardwareProfile) else load_profile(hardware)
+    issues = None if host_speed is None else HostFigures.of(profile, host_speed)
     unknown = [one for one in allow if one not in FREEDOMS]
     if unknown:
         raise ValueError(f"allow: expected some of {', '.join(FREEDOMS)}, got {unknown[0]!r}.")
@@ -155,14 +171,14 @@ def terms_of(
         host_bytes = profile.host["memory_bytes"] if host is None else parse_bytes(host)
     except (TypeError, ValueError) as error:
         raise type(error)(f"host: {error}") from None
-    machine = TrainingMachine(profile.name, profile_costs(profile), host_bytes, rate, cpu)
+    machine = TrainingMachine(profile.name, profile_costs(profile, issues), host_bytes, rate, cpu)
     freedoms = Allowed(**{FREEDOMS[one]: True for one in allow})
     if cards is not None and not profile.cards:
         notes.append(
             f"the profile {profile.name!r} has no link between cards: collectives take half of what the link to the "
             "host moves in both directions, and are not slowed by copies on it"
         )
-    return Terms(profile, machine, budget, freedoms, tuple(notes), cards)
+    return Terms(profile, machine, budget, freedoms, tuple(notes), cards, issues)
 
 
 def planned_training(
@@ -187,7 +203,7 @@ def planned_training(
     kept = all_alike(training, UnitPlacement())
     kept_peak_bytes = max(cycle_of(training, kept).needed_bytes)
     if kept_peak_bytes <= budget_bytes and not terms.allowed.cpu_steps:
-        placement, bound_ns = kept, training.computing_ns if certify else None
+        placement, bound_ns = kept, training.kept_ns if certify else None
     else:
         placement, bound_ns = _searched(rehearsed, terms, budget_bytes, certify=certify, on_progress=on_progress)
     step = simulate_training(training, machine, placement, budget_bytes, with_spans=True)
@@ -207,6 +223,7 @@ def planned_training(
         allowed=tuple(name for name, field in FREEDOMS.items() if getattr(terms.allowed, field)),
         computing_ns=training.computing_ns - (0 if rehearsed.rank is None else rehearsed.rank.waited_ns),
         step_ns=step.step_ns,
+        issue_ns=step.issue_ns,
         bound_ns=bound_ns,
         step_time=step.placement.step_time.value,
         slice_bytes=step.placement.slice_bytes,
@@ -246,13 +263,22 @@ def _searched(
     _require_room(rehearsed, terms, budget_bytes, fits=start is not None)
     starts = (start,) if start is not None else ()
     step = auto_placement(
-        training,
+        training.without_host(),
         machine,
         budget_bytes,
         terms.allowed,
         starts,
         lambda share: on_progress(f"searching where everything lives, {share:.0%}"),
     )
+    if simulate_training(training, machine, step.placement, budget_bytes).step_ns > step.step_ns:
+        step = auto_placement(
+            training,
+            machine,
+            budget_bytes,
+            terms.allowed,
+            (*starts, step.placement),
+            lambda share: on_progress(f"searching with fewer copies and recomputes to issue, {share:.0%}"),
+        )
     if not certify:
         return step.placement, None
     on_progress("certifying the plan")
@@ -272,7 +298,7 @@ def rehearsed_training(
 ) -> RehearsedTraining:
     """rehearse_training() with its phrase of progress, and for one rank if there are several."""
     on_progress("rehearsing one micro-batch")
-    rehearsed = rehearse_training(subject, terms.profile, name=name, **options)
+    rehearsed = rehearse_training(subject, terms.profile, name=name, host=terms.issues, **options)
     return rehearsed if terms.ranks is None else on_one_rank(rehearsed, terms.ranks)
 
 

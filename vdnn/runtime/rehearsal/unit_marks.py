@@ -34,6 +34,8 @@ class MarkedUnit:
     boundary_bytes: int
     forward_ns: int = 0
     backward_ns: int = 0
+    forward_issue_ns: int = 0  # by the host; the next for backward
+    backward_issue_ns: int = 0
     forward_peak_bytes: int = 0
     backward_peak_bytes: int = 0
     boundary: int | None = None  # the storage of the input
@@ -54,6 +56,7 @@ class MarkedStep:
     forward_end_live: Mapping[int, object] = field(default_factory=dict)
     passes: int = 0
     step_ns: int = 0  # of the optimizers
+    step_issue_ns: int = 0
     clips: bool = False
 
 
@@ -77,6 +80,7 @@ class UnitWatch:
         start = MarkedUnit(first, tracker.live_bytes, 0, live=tracker.live_storages())
         self.step = MarkedStep(tracker.live_bytes, [start])
         self._now, self._is_backward = self._machine.now_ns, False
+        self._issued_ns = self._machine.issued_ns
         handles = self._hooks()
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda packed: packed)
         with hooks, backward_under(self._backward), _clipping_noted(self.step):
@@ -145,6 +149,12 @@ class UnitWatch:
         unit.forward_ns += now - self._now
         unit.forward_peak_bytes = max(unit.forward_peak_bytes, self._machine.tracker.take_peak_bytes())
         self._now = now
+        unit.forward_issue_ns += self._issued()
+
+    def _issued(self) -> int:
+        """The time in which the host issued what ran since the last call."""
+        before, self._issued_ns = self._issued_ns, self._machine.issued_ns
+        return self._issued_ns - before
 
     @contextlib.contextmanager
     def _backward(self) -> Iterator[None]:
@@ -169,6 +179,7 @@ class UnitWatch:
             return
         unit, now = self.step.units[number], self._machine.now_ns
         unit.backward_ns += now - self._now
+        unit.backward_issue_ns += self._issued()
         unit.backward_peak_bytes = max(unit.backward_peak_bytes, self._machine.tracker.take_peak_bytes())
         self._now, self._last_done = now, min(self._last_done, number)
 
@@ -206,10 +217,11 @@ class UnitWatch:
             self.step.gradients[id(parameter)] = parameter.grad.untyped_storage().nbytes()
 
     def _step_begins(self, *arguments: Any) -> None:
-        self._step_began = self._machine.now_ns
+        self._step_began, self._step_began_issued_ns = self._machine.now_ns, self._machine.issued_ns
 
     def _step_ends(self, *arguments: Any) -> None:
         self.step.step_ns += self._machine.now_ns - self._step_began
+        self.step.step_issue_ns += self._machine.issued_ns - self._step_began_issued_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,9 +82,11 @@ class _PointSoFar:
     lifetime: int | None
     key: SaveKey | None
     begin: Mark
+    issued_ns: int  # by the host, when the hook began; the next when it ended
     allocated_bytes: int
     peak_bytes: int
     end: Mark | None = None
+    end_issued_ns: int | None = None
     operation: tuple[str, int] | None = None  # the node of the graph that made the use
 
 
@@ -98,7 +100,8 @@ class Recorder:
         self._points: list[_PointSoFar] = []
         self._lives: list[_Life] = []
         self._is_recomputing = False
-        self._recompute_mark: Mark | None = None  # where the recompute before the next point began
+        self._recompute_mark: tuple[Mark, int] | None = None  # where the recompute before the next point began
+        self._begin_issued_ns = gauges.issued_ns()
         self._recompute_peak_bytes = 0
         self._held: list[tuple[_Life, weakref.ref[ManagedStorage]]] = []  # by us, and maybe by others
         self._sources: dict[int, _Source] = {}  # the last one at each native address
@@ -112,12 +115,13 @@ class Recorder:
         if self._is_recomputing:
             self._recompute_peak_bytes = max(self._recompute_peak_bytes, peak_bytes)
             return
+        issued_ns = self._gauges.issued_ns()
         if self._recompute_mark is not None:  # see [Note: Recomputes are not recorded]
-            mark, self._recompute_mark = self._recompute_mark, None
+            (mark, issued_ns), self._recompute_mark = self._recompute_mark, None
             peak_bytes, self._recompute_peak_bytes = self._recompute_peak_bytes or peak_bytes, 0
         self._find_freed()
         allocated_bytes += self._gauges.absent_bytes
-        self._points.append(_PointSoFar(PointKind.END, None, None, mark, allocated_bytes, peak_bytes))
+        self._points.append(_PointSoFar(PointKind.END, None, None, mark, issued_ns, allocated_bytes, peak_bytes))
 
     def saved(self, managed: ManagedStorage, lifetime: int, key: SaveKey, *, is_new: bool) -> None:
         point = len(self._points) - 1
@@ -146,7 +150,7 @@ class Recorder:
     def left(self, mark: Mark) -> None:
         """The hook is over."""
         if self._points and not self._is_recomputing:
-            self._points[-1].end = mark
+            self._points[-1].end, self._points[-1].end_issued_ns = mark, self._gauges.issued_ns()
 
     def completed(self, lifetime: int) -> None:
         """Note that the storage may be copied from this point on."""
@@ -163,7 +167,7 @@ class Recorder:
             return
         self._is_recomputing = True
         if self._recompute_mark is None:
-            self._recompute_mark = mark  # the first of several in a row
+            self._recompute_mark = mark, self._gauges.issued_ns()  # the first of several in a row
         try:
             yield
         finally:
@@ -175,7 +179,7 @@ class Recorder:
         point = len(self._points) - 1
         recompute, discard = (cost.compute_ns, cost.extra_bytes), (cost.discard_ns, cost.discard_bytes)
         self._lives[recomputed].recompute = Recompute(
-            operation, tuple(inputs), point, *recompute, cost.kept_bytes, *discard
+            operation, tuple(inputs), point, *recompute, cost.kept_bytes, *discard, cost.issue_ns
         )
 
     def cannot_be_recomputed(self, lifetime: int) -> None:
@@ -273,13 +277,15 @@ class Recorder:
 
     def recording(self, backend: str, device_name: str, device_bytes: int) -> Recording:
         """The finished step. May block until the device has passed its end, and may be called on any thread."""
-        points, before, read = [], self._begin, self._read_by()
+        points, before, read, issued_ns = [], self._begin, self._read_by(), self._begin_issued_ns
         for point in self._points:
             compute_ns = self._gauges.ns_between(before, point.begin)
             before = point.begin if point.end is None else point.end
+            issue_ns = point.issued_ns - issued_ns
+            issued_ns = point.issued_ns if point.end_issued_ns is None else point.end_issued_ns
             sizes = point.allocated_bytes, point.peak_bytes
             operation = "" if point.operation is None else point.operation[0]
-            points.append(Point(point.kind, point.lifetime, point.key, compute_ns, *sizes, operation))
+            points.append(Point(point.kind, point.lifetime, point.key, compute_ns, *sizes, operation, issue_ns))
         return Recording(
             backend=backend,
             device_name=device_name,

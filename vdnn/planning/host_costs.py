@@ -1,0 +1,34 @@
+"""What a session costs the host, added to the recording of a rehearsed step.
+
+A rehearsal counts the time in which the host issues operations. A session adds its hooks, and to each recompute the
+proof of its recipe. Where in a step the hooks run makes little difference, so their time is spread evenly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vdnn.hardware import HostFigures
+from vdnn.step.recording import Lifetime, Recording
+
+
+def with_session(recording: Recording, host: HostFigures, saves: int, *, synchronizes: bool) -> Recording:
+    """The recording under a session that sees so many saves in a step, those that no plan moves included."""
+    total_ns, count = host.save_ns * saves, len(recording.points)
+    points = tuple(
+        replace(point, issue_ns=point.issue_ns + total_ns * (index + 1) // count - total_ns * index // count)
+        for index, point in enumerate(recording.points)
+    )
+    lifetimes = tuple(_with_proof(one, host) for one in recording.lifetimes)
+    return replace(recording, points=points, lifetimes=lifetimes, synchronizes=synchronizes)
+
+
+def _with_proof(lifetime: Lifetime, host: HostFigures) -> Lifetime:
+    recompute = lifetime.recompute
+    if recompute is None:
+        return lifetime
+    encoding_ns = host.operation_ns + host.launch_ns if recompute.kept_bytes else 0
+    return replace(
+        lifetime,
+        recompute=replace(recompute, issue_ns=recompute.issue_ns + host.recompute_ns, discard_issue_ns=encoding_ns),
+    )
