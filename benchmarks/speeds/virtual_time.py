@@ -23,7 +23,7 @@ from vdnn.runtime.rehearsal.stage import stage
 
 
 def step_ns(row: Row, *, plain: bool = False) -> int:
-    """The virtual time of the second step, or that in which the host issues it, if the profile knows one and it is longer.
+    """The virtual time of the second step, or of its issue by the host, if the profile knows one and that is longer.
     The first step makes the optimizer's state."""
     profile = load_profile(row.card)
     host = None if plain else HostFigures.of(profile)

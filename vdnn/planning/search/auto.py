@@ -4,8 +4,8 @@ The default policy. It searches for the best moves without recomputes, and again
 search found best. plan_step() takes the shortest of these plans, which is never slower than one with moves alone. The
 same recording gives the same plan on any machine.
 
-The search first plans for a host that takes no time. If the host bounds that plan's step, it searches once more with
-the host lane, where each copy and recompute has to be issued, so that fewer and larger ones are chosen.
+The search first plans for a host that takes no time. If the host makes the shortest of these plans longer, it searches
+once more with the host lane, where each copy and recompute has to be issued, so that fewer and larger ones are chosen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from vdnn.planning.search.effort import FULL, Effort
 from vdnn.planning.search.recompute_choice import RecomputeChoice
 from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Plan
-from vdnn.step.timeline import Timeline
 
 _LONG = 1500  # steps with more points get one finalist only
 
@@ -53,13 +52,15 @@ class Auto(PlanPolicy):
             yield from self._candidates(request)
             return
         without = request._replace(recording=recording.without_host(), costs=costs.without_host())
-        best: Timeline | None = None
+        steps_ns, alone_ns = [], []
         for one in self._candidates(without):
             yield one
             timeline = simulate(recording, one, costs)
-            if best is None or timeline.step_ns < best.step_ns:
-                best = timeline
-        if best is not None and best.host_stall_ns:
+            steps_ns.append(timeline.step_ns)
+            if timeline.host_stall_ns:
+                timeline = simulate(without.recording, one, without.costs)
+            alone_ns.append(timeline.step_ns)
+        if min(steps_ns) > min(alone_ns):
             yield from self._candidates(request)
 
     def _candidates(self, request: PlanRequest) -> Iterator[Plan]:

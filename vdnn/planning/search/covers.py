@@ -38,6 +38,8 @@ def orders_of_leaving_out(compute_ns: Sequence[int], gaps: Sequence[Gap], costs:
         lambda gap: gaps[gap].nbytes,
         lambda gap: -gap,
     )
+    if costs.issue_ns:  # fewer copies to issue: what frees few bytes, or frees them in few intervals, is left out first
+        keys = (*keys, lambda gap: gaps[gap].nbytes * (gaps[gap].last - gaps[gap].first + 1))
     for key in keys:
         yield sorted(every, key=key)
     draw = random.Random(0)
