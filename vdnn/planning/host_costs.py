@@ -1,4 +1,4 @@
-"""What a session costs the host, added to the recording of a rehearsed step.
+"""Adds what a session costs the host to the recording of a rehearsed step.
 
 A rehearsal counts the time in which the host issues operations. A session adds its hooks, and to each recompute the
 proof of its recipe. Where in a step the hooks run makes little difference, so their time is spread evenly.

@@ -45,7 +45,7 @@ def cost_ns(recompute: Recompute) -> int:
 
 def host_cost_ns(recompute: Recompute) -> int:
     """Time in which the host issues the discard and the recompute."""
-    return recompute.discard_issue_ns + recompute.issue_ns
+    return recompute.issue_ns + (recompute.discard_issue_ns if recompute.kept_bytes else 0)
 
 
 def planned_recompute(lifetime: Lifetime) -> PlannedLifetime:

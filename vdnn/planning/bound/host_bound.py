@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import absent_intervals
 from vdnn.planning.gaps import Gap
-from vdnn.planning.recomputing import candidates_of
+from vdnn.planning.recomputing import candidates_of, host_cost_ns
 from vdnn.step.plan import Absence
 from vdnn.step.recording import Recording
 
@@ -50,7 +50,7 @@ def _ways_of(recording: Recording, gaps: Sequence[Gap], costs: LinkCosts) -> lis
         if recompute is not None:
             intervals = absent_intervals(lifetime, Absence(recompute.known_point))
             # A recompute that nobody asks for takes no time.
-            issue_ns = recompute.discard_issue_ns + (recompute.issue_ns if lifetime.uses else 0)
+            issue_ns = host_cost_ns(recompute) - (0 if lifetime.uses else recompute.issue_ns)
             ways.append((index, intervals, lifetime.nbytes, issue_ns))
     return sorted(ways, key=lambda way: way[3] / way[2])
 
