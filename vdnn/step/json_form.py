@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 import os
 import types
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 from vdnn.errors import FormatError, VdnnError
 
 _Value = TypeVar("_Value")
+PARTIAL = ".part"  # the end of the names of files that are being written
 
 
 def to_json(value: object, form: str, version: int) -> str:
@@ -60,10 +62,15 @@ def load_file(path: str | os.PathLike[str], kind: type[_Value], form: str, versi
 
 def save_text(text: str, path: str | os.PathLike[str]) -> None:
     """Write to a temporary file and rename it, so that an interrupted write leaves the old file as it was."""
+    save_bytes(text.encode("utf-8"), path, str(os.getpid()))
+
+
+def save_bytes(content: bytes, path: str | os.PathLike[str], writer: str) -> None:
+    """The same for bytes. `writer` tells those apart who may write the file at the same time."""
     target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+    partial = target.with_name(f".{target.name}.{writer}{PARTIAL}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content)
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
@@ -106,7 +113,7 @@ def _decode(found: Any, kind: Any, where: str) -> Any:
 def _decode_dataclass(found: Any, kind: Any, where: str) -> Any:
     if not isinstance(found, dict):
         raise FormatError(where=where, problem=f"expected an object, got {found!r}.")
-    hints = typing.get_type_hints(kind)
+    hints = _hints_of(kind)
     later = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
     missing = sorted(set(hints) - set(found) - later)
     unknown = sorted(set(found) - set(hints))
@@ -114,3 +121,8 @@ def _decode_dataclass(found: Any, kind: Any, where: str) -> Any:
         raise FormatError(where=where, problem=f"missing {missing or 'nothing'}, unknown {unknown or 'nothing'}.")
     known = {name: hint for name, hint in hints.items() if name in found}
     return kind(**{name: _decode(found[name], hint, f"{where}.{name}") for name, hint in known.items()})
+
+
+@functools.cache
+def _hints_of(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import torch
@@ -60,8 +60,12 @@ class Check:
 class Rechecks:
     """The rechecks of one session. `one_in` 0 turns them off."""
 
-    def __init__(self, one_in: int = DEFAULT_ONE_IN, seed: int = 0) -> None:
+    def __init__(
+        self, one_in: int = DEFAULT_ONE_IN, seed: int = 0, failed: Callable[[], object] = lambda: None
+    ) -> None:
+        """`failed` is called before an error is raised."""
         self._one_in = one_in
+        self._failed = failed
         self._random = random.Random(seed)
         # How often each was checked as new: by signature and save key, by signature, and by its key without sizes.
         self._followed: Recent[Hashable, int] = Recent()
@@ -142,6 +146,7 @@ class Rechecks:
             compared, wrong = pairs.differing()
             if wrong:
                 disabled_recipes.update(one.recipe for one in wrong)
+                self._failed()
                 first = wrong[0]
                 since = self._verified.get(first.recipe, -1) + 1
                 raise RecomputeError(

@@ -99,7 +99,7 @@ class Engine:
             else StepWatch(options.steps, self.modules, _weakly(self.compare_hashes), _evict_by(saves_of_steps))
         )
         self.tolerance = Tolerance(options.tolerance)
-        self.rechecks = Rechecks(options.recheck)
+        self.rechecks = Rechecks(options.recheck, failed=self.steps.forget_stored_plans)
         self.parameter_saves = ParameterSaves() if options.has_parameters else None
         self.saves = saves = Saves(self.policy, Counters(), self.modules, marked_storages, self.transports, self.steps)
         self.packer = Packer(
@@ -177,6 +177,12 @@ class Engine:
         self._refuse_the_cpu()
         with self.saves.lock:
             self.steps.end_step_if_graphs_are_gone()
+
+    def store_plans(self) -> None:
+        """Writes the plans of this session to its plan folder, as far as they are new."""
+        if not self.packer.in_forked_child:
+            with self.packer.lock:
+                self.steps.store_plans()
 
     def close(self) -> None:
         """Waits for all copies and returns host memory and streams."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, TypeVar
 
 import torch
@@ -35,6 +37,7 @@ from vdnn.runtime.session.managed_optimizers import (
     steps_on_cpu,
 )
 from vdnn.runtime.session.marked import mark_to_keep
+from vdnn.runtime.session.plan_folders import exactly, path_of, plan_folder
 from vdnn.runtime.session.session import Session, active_session
 from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.planner import BudgetPlanner
@@ -51,6 +54,7 @@ def offload(
     *,
     budget: int | str | None = None,
     plan: Plan | None = None,
+    plans: str | os.PathLike[str] | None = None,
     device: str | TensorDevice | None = None,
     recompute: bool = True,
     lossy: Literal["bf16", "fp8"] | None = None,
@@ -80,6 +84,8 @@ def offload(
         budget: Device memory that a step may take: ``"12GiB"``, a share of the device (``"80%"``), a number of bytes,
             or ``"min"`` for the least that any plan reaches. Default: the memory that the device has.
         plan: A plan to follow, such as ``Plan.load("plan.json")``. It replaces ``policy`` and ``budget``.
+        plans: A folder in which plans outlive the process: the next run of the same training follows them from its first
+            step on, and records and plans nothing (docs/sessions.md). Default: plans end with the process.
         device: ``"cuda"``; ``"sim"`` for tensors on the CPU and a simulated device; a :class:`vdnn.VirtualMachine`.
             Default: the GPU that the tensors are on.
         recompute: Whether a plan may recompute a storage from others that are saved, instead of moving it, and pack
@@ -138,12 +144,16 @@ def offload(
         raise ValueError("tolerance: recompute=False recomputes nothing. Leave one of the two out.")
     wanted = None if budget is None else parse_budget(budget)
     _check_plan(plan, policy, wanted)
+    folder = path_of(plans)
     if integrity and isinstance(device, TensorDevice) and device.fake:
         raise ValueError("integrity: tensors without data cannot be compared. Make the VirtualMachine with fake=False.")
     if not isinstance(limits, Limits):
         raise TypeError(f"limits: expected a vdnn.Limits, got {type(limits).__name__}.")
     host_bytes = host_bytes_of_rank() if limits.host_bytes is None else limits.host_bytes
     online, planner = _policies(policy, wanted, device, host_bytes or None, is_planned=plan is not None)
+    if folder is not None and planner is None:
+        way_out = "Give a budget as well" if plan is None else "Give a budget instead of plan="
+        raise ValueError(f"plans: this session makes no plans that could be stored. {way_out}.")
     steps = None
     if plan is not None or planner is not None or measure:
         gauges_for = None
@@ -177,8 +187,22 @@ def offload(
     on_cpu = steps_on_cpu(optimizer_on, device, states)
     require_gradients_can_leave(gradients, states, on_cpu=on_cpu)
     defers = defers_steps(optimizer_step, states, on_cpu=on_cpu, parameters=parameters)
-    engine = EngineOptions(online, device, least, options, steps, integrity, limit, recheck, managed is not None)
     gradients = gradients or (parameters == "all" and not on_cpu)
+    if steps is not None and planner is not None and folder is not None:
+        changing = {
+            "recompute": recompute,
+            "lossy": lossy,
+            "tolerance": limit,
+            "min_bytes": exactly(least),
+            "parameters": parameters,
+            "gradients": gradients,
+            "offloaded optimizers": len(states),
+            "optimizer_on": optimizer_on,
+            "optimizer_step": optimizer_step,
+        }
+        finds_faults = limit is None and (recheck > 0 or integrity)
+        steps = replace(steps, folder=plan_folder(folder, planner, changing, finds_faults=finds_faults))
+    engine = EngineOptions(online, device, least, options, steps, integrity, limit, recheck, managed is not None)
     make = functools.partial(
         Session,
         optimizer_states=states,
@@ -190,7 +214,7 @@ def offload(
     if planner is None:
         return make(engine, None)
     named = policy if isinstance(policy, str) else id(policy)
-    learns = wanted, recompute, lossy, limit, recheck, integrity, measure, warmup_steps, least, limits
+    learns = wanted, recompute, lossy, limit, recheck, integrity, measure, warmup_steps, least, limits, folder
     on = None if isinstance(device, TensorDevice) else device  # which keeps engines of its own
     return make(engine, (named, on, *learns, parameters, gradients, defers))
 

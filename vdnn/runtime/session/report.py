@@ -65,6 +65,7 @@ def _holders(transport: Transport) -> list[str]:
 
 def _step_lines(steps: Steps) -> list[str]:
     lines = [] if steps.budget is None else steps.budget.lines()
+    lines += [f"  {line}" for line in steps.stored_lines]
     if steps.plan_use is not None:
         lines += [f"  {line}" for line in steps.plan_use.lines()]
     if steps.plan is not None:

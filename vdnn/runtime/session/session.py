@@ -121,6 +121,21 @@ class Session(contextlib.ContextDecorator):
         _, engine, hooks, counters_before, steps_before = entered.pop()
         hooks.__exit__()
         engine.uninstall(self)
+        try:
+            self._leave(engine, entered, counters_before, steps_before, is_whole=kind is None)
+        finally:  # plans outlive an exception
+            engine.store_plans()
+
+    def _leave(
+        self,
+        engine: Engine,
+        entered: list[_Entry],
+        counters_before: Counters,
+        steps_before: int,
+        *,
+        is_whole: bool,
+    ) -> None:
+        """`entered`: what this thread is still inside. `is_whole`: no exception ends it."""
         with contextlib.ExitStack() as leaving:  # all of them, though one may raise: a deferred step runs now
             if self._parameters is not None:
                 leaving.callback(self._parameters.leave)
@@ -130,7 +145,7 @@ class Session(contextlib.ContextDecorator):
                 leaving.callback(state.left)
         if any(entry.engine is engine for entry in entered):
             engine.saves.counters = counters_before
-        elif kind is None:
+        elif is_whole:
             engine.left()
             self._warn_if_nothing_was_offloaded(engine)
             if not self.counters.saves and not self._manages_state and self.policy.name != "keep":

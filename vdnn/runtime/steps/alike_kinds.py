@@ -46,6 +46,10 @@ class AlikeKinds:
             self._examples.pop(self._first.popitem(last=False)[0], None)
         return found
 
+    def add(self, kind: Kind, begin: Begin, saves: dict[Form, int]) -> None:
+        """A kind of an earlier run, which is like no other one."""
+        self._first[kind], self._examples[kind] = kind, _Example(begin, saves)
+
     def set_apart(self, kind: Kind, begin: Begin, saves: dict[Form, int]) -> bool:
         """Steps of this kind exceed their budgets under the plans of the kind that it is like: from now on it is one of
         its own. False if it is one already, or if there are too many."""

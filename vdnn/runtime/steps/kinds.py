@@ -9,6 +9,7 @@ bounded; the entries used least recently are removed.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from vdnn.step.forms import Form
@@ -85,6 +86,13 @@ class StepKinds:
         _forget_oldest(self._rows, _MOST_ROWS)
         _forget_oldest(self._seen, _MOST_KINDS)
         self._before = (*self._before, kind)[-_LONGEST_ROW:]
+
+    def learn(self, steps: Iterable[tuple[Begin, Kind]]) -> None:
+        """Note steps of an earlier run."""
+        before, self._before = self._before, ()
+        for begin, kind in steps:
+            self.ended(begin, kind)
+        self._before = before
 
     def _rows_before(self, begin: Begin) -> list[tuple[int, ...]]:
         """The rows of kinds before this step, the longest first, the last one empty."""

@@ -60,6 +60,7 @@ class Rung:
         self.has_warned = False
         self.misfit_steps = 0  # until when steps are recorded, because one differed from it and exceeded the budget
         self.is_over_somewhere = False  # no plan met the budget with what was resident
+        self.is_stored = False  # an earlier run has made it
         self._served: list[SaveKey] = []  # first saves of larger steps that it served
         self.follow(recording, planned)
 
@@ -108,6 +109,11 @@ class Rung:
     def is_far_above(self, first: SaveKey) -> bool:
         """True if a step that begins so may have a better plan."""
         return self.slowdown > _FREE and math.prod(first.size) < _NEAR * math.prod(self.first.size)
+
+    @property
+    def larger_steps(self) -> tuple[SaveKey, ...]:
+        """The first saves of larger steps that it served."""
+        return tuple(self._served)
 
     def served(self, first: SaveKey) -> None:
         """A step that begins so followed it, and was no larger."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute.codecs import LOSSLESS
+from vdnn.runtime.steps.plan_folder import PlanFolder
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.storage.transport import Transport
 from vdnn.step.plan import Plan
@@ -16,7 +17,7 @@ from vdnn.step.plan import Plan
 class StepOptions:
     """Options for steps. Without gauges nothing is recorded or measured; following a plan needs none. `measures`: every
     step is measured, not only those that are recorded or checked. `recomputes`: plans may recompute storages, or pack
-    them by these codecs."""
+    them by these codecs. `folder` has the plans of earlier runs."""
 
     gauges_for: Callable[[Transport], Gauges] | None = None
     measures: bool = False
@@ -25,6 +26,7 @@ class StepOptions:
     planner: BudgetPlanner | None = None
     recomputes: bool = True
     codecs: tuple[str, ...] = LOSSLESS
+    folder: PlanFolder | None = None
 
     @property
     def unmeasured_steps(self) -> int:

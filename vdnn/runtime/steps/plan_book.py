@@ -12,6 +12,7 @@ frozen), the next one like it is recorded, and gets a plan of its own.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 from vdnn.errors import BudgetError, VdnnError
@@ -23,14 +24,18 @@ from vdnn.runtime.steps.foresight import require_foreseen_fit
 from vdnn.runtime.steps.kinds import Begin, Kind, StepKinds
 from vdnn.runtime.steps.ladder import Ladder, Rung, Source
 from vdnn.runtime.steps.measurement import MeasuredStep, Over
+from vdnn.runtime.steps.plan_folder import PlanFolder
 from vdnn.runtime.steps.plan_maker import PlanMaker
 from vdnn.runtime.steps.plan_needs import is_mistaken, needs_plan
+from vdnn.runtime.steps.plan_store import PlanStore
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.steps.recorded_sizes import RecordedSizes
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.steps.step_tally import StepTally
 from vdnn.runtime.steps.unplannable import Unplannable
 from vdnn.runtime.steps.watched_step import WatchedStep
+from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.step.made_steps import first_point, first_save, with_recomputes_of
 from vdnn.step.plan import Plan
 from vdnn.step.plan_use import PlanUse
@@ -42,6 +47,7 @@ _MOST_KINDS = 8
 # Steps that are recorded after one that differed from its plan and exceeded the budget: the program may take turns.
 _RECORDED_MISFITS = 2
 _MOST_UNFORESEEN = 8  # a share of the budget
+_REMEMBERED = 24  # kinds of the last steps, for the next run
 
 
 class _Finished(NamedTuple):
@@ -61,7 +67,7 @@ class _Finished(NamedTuple):
 class PlanBook:
     """The plans of one session."""
 
-    def __init__(self, plan: Plan | None, planner: BudgetPlanner | None) -> None:
+    def __init__(self, plan: Plan | None, planner: BudgetPlanner | None, folder: PlanFolder | None = None) -> None:
         self._given = None if plan is None else Executor(plan, is_given=True)
         self._planner = planner
         self._alike = AlikeKinds()
@@ -69,6 +75,7 @@ class PlanBook:
         self._uses = 0
         self.unforeseen_bytes = 0  # that steps which differed from their plans took above their budgets
         self.records_step = False  # the running step is recorded, if it follows a plan that vdnn made or waits for one
+        self._store = None if folder is None or planner is None else PlanStore(folder, planner)
         self._begin()
 
     def _begin(self) -> None:
@@ -77,6 +84,11 @@ class PlanBook:
         self._begins: dict[Kind, Begin] = {}  # of the steps of each kind
         self.tally = StepTally()
         self._made_before = 0  # at the last call of take_host_bytes()
+        self._made_when_ended = 0  # when the step before ended
+        self._made_when_stored = 0
+        self._restored = 0  # rungs of earlier runs
+        self._asked_for: set[Begin] = set()  # of steps for which the store was asked
+        self._order: deque[tuple[Begin, Kind]] = deque(maxlen=_REMEMBERED)
         self._maker = None if self._planner is None else PlanMaker(self._planner, self.tally)
         self._unplannable = Unplannable()
 
@@ -121,6 +133,11 @@ class PlanBook:
         return self.tally.plan_use(self._ladders.values()) if self.is_planning else None
 
     @property
+    def stored_lines(self) -> list[str]:
+        """For reports: what the plan folder had."""
+        return [] if self._store is None else self._store.lines
+
+    @property
     def first_difference(self) -> str | None:
         executors = [rung.executor for rung in self.rungs] if self._given is None else [self._given]
         return next((one.first_difference for one in executors if one.first_difference), None)
@@ -128,6 +145,33 @@ class PlanBook:
     def forget_made(self) -> None:
         """Forget the plans made so far: their recordings were not whole steps."""
         self._begin()
+
+    def restore(self, keys: SaveKeys, modules: ModuleWatch, transport: Transport) -> None:
+        """Called first when a step has begun: takes the ladders that an earlier run has stored for steps that begin
+        so."""
+        store, begin = self._store, keys.begin
+        if store is None or begin is None or begin in self._asked_for:
+            return
+        self._asked_for.add(begin)
+        stack = modules.stack()
+        restored, order = store.restored(begin, stack[0] if stack else None, transport)
+        kinds = [one.keys.kind for one in restored]
+        for kind, (known, ladder) in zip(kinds, restored, strict=True):
+            self._ladders[kind], self._begins[kind] = ladder, begin
+            self._alike.add(kind, begin, known.saves)
+            self._restored += len(ladder.rungs)
+        self._kinds.learn((begin, kinds[number]) for number in (*range(len(kinds)), *order))
+
+    def store(self) -> None:
+        """Writes the plans to the plan folder, if some were made since they were written."""
+        if self._store is not None and self.tally.made != self._made_when_stored:
+            self._made_when_stored = self.tally.made
+            self._store.store(self._ladders, self._begins, [kind for _, kind in self._order])
+
+    def forget_stored(self) -> None:
+        """Removes the plans from the plan folder: one of them recomputed a wrong value."""
+        if self._store is not None:
+            self._store.forget()
 
     def choose(self, keys: SaveKeys, allocated_bytes: int) -> Executor | None:
         """The executor for the step of which `keys` has the first save; None if the step follows no plan. All steps
@@ -168,9 +212,10 @@ class PlanBook:
 
     def take_host_bytes(self) -> int | None:
         """The most that a plan of this book offloads; None if no plan was made since the last call."""
-        if self.tally.made == self._made_before:
+        made = self.tally.made + self._restored
+        if made == self._made_before:
             return None
-        self._made_before = self.tally.made
+        self._made_before = made
         return max((rung.executor.plan.offloaded_bytes for rung in self.rungs), default=None)
 
     def _alike_ladder(self, begin: Begin) -> Ladder | None:
@@ -211,7 +256,11 @@ class PlanBook:
         """Note the kind of a finished step."""
         if self._planner is not None and keys.begin is not None:
             self._kinds.ended(keys.begin, keys.kind)
+            self._order.append((keys.begin, keys.kind))
             self.tally.ended(keys.first, self._ladders.get(keys.kind))
+            if self.tally.made == self._made_when_ended:
+                self.store()
+            self._made_when_ended = self.tally.made
 
     def recorded(
         self,

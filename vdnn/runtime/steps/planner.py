@@ -49,7 +49,7 @@ class BudgetPlanner:
         # For the budget "min" the plan with the lowest peak is accepted.
         must_fit = not (self.policy.name == "auto" and self.wants_the_least)
         planned = plan_step(recording, costs, target_bytes, self.policy, must_fit=must_fit)
-        self._require_host(planned.plan, target_bytes)
+        self.require_host(planned.plan, target_bytes)
         return planned
 
     def is_feasible(self, recording: Recording) -> bool:
@@ -83,9 +83,11 @@ class BudgetPlanner:
             return profile_costs(self.profile)
         return _ASSUMED_LINK if timeline is None else measured_costs(timeline, _ASSUMED_LINK)
 
-    def _require_host(self, plan: Plan, budget_bytes: int) -> None:
+    def require_host(self, plan: Plan, budget_bytes: int | None = None) -> None:
+        """Raises VdnnError if a plan, which was made for this budget, offloads more than the host may take."""
         if self.host_bytes is not None and plan.offloaded_bytes > self.host_bytes:
+            budget = "its budget" if budget_bytes is None else format_bytes(budget_bytes)
             raise VdnnError(
-                f"host_budget {format_bytes(self.host_bytes)} is too small: to stay under "
-                f"{format_bytes(budget_bytes)} on the device {format_bytes(plan.offloaded_bytes)} have to be offloaded."
+                f"host_budget {format_bytes(self.host_bytes)} is too small: to stay under {budget} on the device "
+                f"{format_bytes(plan.offloaded_bytes)} have to be offloaded."
             )

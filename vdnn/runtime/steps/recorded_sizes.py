@@ -57,6 +57,20 @@ class RecordedSizes:
         self._warm_ups: set[Sizes] = set()  # of steps of the warm-up, which later ones replace
         self.note(recording, has_own_recomputes=has_own_recomputes, is_warm_up=is_warm_up)
 
+    @staticmethod
+    def of(recorded: Sequence[tuple[Recording, bool, bool]]) -> RecordedSizes:
+        """What all() of another one gave."""
+        (first, has_own, is_warm_up), *others = recorded
+        sizes = RecordedSizes(first, has_own_recomputes=has_own, is_warm_up=is_warm_up)
+        for recording, has_own_too, is_early in others:
+            sizes.note(recording, has_own_recomputes=has_own_too, is_warm_up=is_early)
+        return sizes
+
+    def all(self) -> list[tuple[Recording, bool, bool]]:
+        """The recorded steps, and of each if its recomputes were found in it and if it is of the warm-up."""
+        own, early = self._have_own_recomputes, self._warm_ups
+        return [(recording, size in own, size in early) for size, recording in self._by_size.items()]
+
     def note(self, recording: Recording, *, has_own_recomputes: bool, is_warm_up: bool = False) -> None:
         """Remembers a recorded step. `has_own_recomputes`: it followed no plan, so its recomputes were found in it."""
         size = first_save(recording).size

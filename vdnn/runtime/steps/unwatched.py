@@ -33,6 +33,7 @@ class UnwatchedSteps:
     codecs = LOSSLESS
     settling = budget = gauges = recording = plan = plan_use = timeline = first_difference = save_key = None
     save_form = None
+    stored_lines: tuple[str, ...] = ()
 
     def __init__(self, on_step_end: Callable[[], None], *, recomputes: bool) -> None:
         self.steps = 0  # the number of finished steps
@@ -42,6 +43,12 @@ class UnwatchedSteps:
 
     def predicted(self) -> None:
         """Nothing was planned."""
+
+    def store_plans(self) -> None:
+        """There are none."""
+
+    def forget_stored_plans(self) -> None:
+        """There are none."""
 
     def resumed(self) -> None:
         """Does nothing: nothing is measured."""

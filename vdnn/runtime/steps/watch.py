@@ -58,7 +58,7 @@ class StepWatch:
         self.recomputes = options.recomputes
         self.codecs = options.codecs
         self._on_step_end = on_step_end
-        self._plans = PlanBook(options.plan, options.planner)
+        self._plans = PlanBook(options.plan, options.planner, options.folder)
         self._resident_bytes = 0  # allocated when the step began
         self._modules = modules
         self.budget = BudgetLedger()
@@ -91,6 +91,10 @@ class StepWatch:
         return self._step.save_form
 
     @property
+    def stored_lines(self) -> list[str]:
+        return self._plans.stored_lines
+
+    @property
     def first_difference(self) -> str | None:
         return self._plans.first_difference
 
@@ -111,6 +115,16 @@ class StepWatch:
     def timeline(self) -> Timeline | None:
         """That of the last measured step. May block until the device has passed the step's end."""
         return self._measured.timeline
+
+    # The plan folder.
+
+    def store_plans(self) -> None:
+        """Writes the plans that were made since they were written."""
+        self._plans.store()
+
+    def forget_stored_plans(self) -> None:
+        """A recompute gave a wrong value: the next run is not to follow the plans of this one."""
+        self._plans.forget_stored()
 
     # Steps.
 
@@ -419,6 +433,8 @@ class StepWatch:
         now_bytes = counted
         # Gradients of the step before are often freed only now.
         self._resident_bytes = min(self._resident_bytes, now_bytes)
+        if self.transport is not None:
+            self._plans.restore(step.keys, self._modules, self.transport)
         try:
             movable_bytes, other_bytes = self._guards.earlier.bytes
             self._plans.require_foreseen_fit(step.keys, self._resident_bytes - movable_bytes, other_bytes)

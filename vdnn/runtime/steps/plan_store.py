@@ -1,0 +1,229 @@
+"""The stored plans of one session: turns ladders into the values of a file, and makes ladders of them again.
+
+Each model of the session has a file of its own. Its ladders are read when a step of that model begins for the first
+time, and written once a step went without a new plan. Kinds of steps are hashes that differ from process to process:
+they are computed again from the saves of a recorded step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from vdnn.bytesize import format_bytes
+from vdnn.errors import VdnnError
+from vdnn.planning.planned_step import PlannedStep
+from vdnn.planning.simulate import simulate
+from vdnn.runtime.steps.kinds import Begin, Kind
+from vdnn.runtime.steps.ladder import Ladder, Rung, Source
+from vdnn.runtime.steps.plan_folder import PlanFolder, Training, refused, structure_of
+from vdnn.runtime.steps.planner import BudgetPlanner
+from vdnn.runtime.steps.recorded_sizes import RecordedSizes
+from vdnn.runtime.steps.save_keys import SaveKeys
+from vdnn.runtime.storage.transport import Transport
+from vdnn.step.recording import Recording
+from vdnn.step.stored_plans import Fact, StoredLadder, StoredPlans, StoredRecording, StoredRung
+
+_MOST_LADDERS = 8
+
+
+class Restored(NamedTuple):
+    """A ladder that an earlier run has made. `keys` are those of a recorded step of its kind."""
+
+    keys: SaveKeys
+    ladder: Ladder
+
+
+class _Model:
+    """The file of one model, and the ladders in it that no step of this run has asked for."""
+
+    def __init__(self, training: Training, found: StoredPlans | None) -> None:
+        self.training = training
+        self.found = found
+        self.waiting = [] if found is None else list(range(len(found.ladders)))
+        self.written: StoredPlans | None = found
+
+
+class PlanStore:
+    """The stored plans of one session. `lines` are for its report."""
+
+    def __init__(self, folder: PlanFolder, planner: BudgetPlanner) -> None:
+        self.lines: list[str] = []
+        self._folder = folder
+        self._planner = planner
+        self._models: dict[int, _Model] = {}  # by Begin.model
+        self._is_off = False
+
+    # From the folder.
+
+    def restored(
+        self, begin: Begin, model: torch.nn.Module | None, transport: Transport
+    ) -> tuple[list[Restored], list[int]]:
+        """The ladders of steps that begin so, and the order in which the last steps followed them, by their numbers. A
+        ladder is restored once."""
+        known = self._models.get(begin.model)
+        if known is None:
+            known = self._models[begin.model] = self._load(model, transport)
+        if known.found is None:
+            return [], []
+        restored: dict[int, Restored] = {}
+        try:
+            for number in known.waiting:
+                one = self._ladder(known.found, known.found.ladders[number], begin)
+                if one is not None:
+                    restored[number] = one
+        except (VdnnError, ValueError, TypeError, LookupError, RuntimeError) as error:
+            found = refused(f"stored plans in {self._path(known)} cannot be followed ({error}). Plans are made anew.")
+            self.lines.append(found.sentence)
+            known.found, known.waiting = None, []
+            return [], []
+        known.waiting = [number for number in known.waiting if number not in restored]
+        numbers = {number: position for position, number in enumerate(restored)}
+        return list(restored.values()), [numbers[one] for one in known.found.order if one in numbers]
+
+    def _load(self, model: torch.nn.Module | None, transport: Transport) -> _Model:
+        info = transport.device.info
+        card = Fact("card", info.name), Fact("its memory", format_bytes(info.total_bytes))
+        training = Training(*structure_of(model), (*card, *self._folder.facts))
+        found = self._folder.load(training)
+        plans, sentence = found
+        if plans is not None and not self._may_recompute(transport) and _recomputes(plans):
+            plans, sentence = refused(
+                f"stored plans in {self._folder.path / training.file_name} recompute, and without rechecks or with a "
+                "tolerance nothing would prove that at its first use. Plans are made anew."
+            )
+        self.lines.append(sentence)
+        return _Model(training, plans)
+
+    def _may_recompute(self, transport: Transport) -> bool:
+        has_checks = transport.fake or transport.integrity is not None or transport.has_kernels
+        return self._folder.follows_recomputes and has_checks
+
+    def _ladder(self, plans: StoredPlans, stored: StoredLadder, begin: Begin) -> Restored | None:
+        """The ladder, if its steps begin so."""
+        recordings = [plans.recordings[one.recording] for one in stored.recorded]
+        if stored.is_later != begin.is_later:
+            return None
+        largest = max(recordings, key=lambda one: one.managed_bytes)
+        keys = keys_of(largest, begin)
+        if keys.begin != begin:
+            return None
+        sizes = [(recordings[i], one.has_own_recomputes, one.is_warm_up) for i, one in enumerate(stored.recorded)]
+        ladder = Ladder(RecordedSizes.of(sizes))
+        ladder.records_all = stored.records_all
+        for one in stored.rungs:
+            ladder.add(self._rung(plans.recordings[one.recording], one))
+        return Restored(keys, ladder)
+
+    def _rung(self, recording: Recording, stored: StoredRung) -> Rung:
+        planner, plan, timeline = self._planner, stored.plan, stored.timeline
+        planner.require_host(plan)
+        predicted = simulate(recording, plan, planner.costs(timeline))
+        rung = Rung(PlannedStep(recording, plan, predicted, None, 0.0), recording, timeline, Source(stored.source))
+        rung.tightened_bytes, rung.is_over_somewhere = stored.tightened_bytes, stored.is_over_somewhere
+        rung.is_stored = True
+        for first in stored.served:
+            rung.served(first)
+        return rung
+
+    # To the folder.
+
+    def store(self, ladders: dict[Kind, Ladder], begins: dict[Kind, Begin], order: Iterable[Kind]) -> None:
+        """Writes the files of the models whose ladders have changed."""
+        if self._is_off:
+            return
+        for model, known in self._models.items():
+            mine = {kind: one for kind, one in ladders.items() if begins[kind].model == model and _is_worth(one)}
+            if not mine:
+                continue
+            plans = _stored(known, mine, begins, order)
+            if plans == known.written:
+                continue
+            if not self._folder.store(known.training, plans):
+                self._is_off = True
+                return
+            known.written = plans
+
+    def forget(self) -> None:
+        """Removes the files of this session, and writes none any more: a plan gave a wrong value."""
+        self._is_off = True
+        for known in self._models.values():
+            self._folder.forget(known.training)
+
+    def _path(self, known: _Model) -> str:
+        return str(self._folder.path / known.training.file_name)
+
+
+def keys_of(recording: Recording, begin: Begin) -> SaveKeys:
+    """The save keys of a recorded step, as they were while it ran."""
+    keys = SaveKeys(is_later=begin.is_later)
+    keys.begin = begin
+    for point in recording.points:
+        if point.key is not None:
+            keys.add(point.key, math.prod(point.key.size) * getattr(torch, point.key.dtype).itemsize)
+    return keys
+
+
+def _recomputes(plans: StoredPlans) -> bool:
+    return any(one.is_recomputed for ladder in plans.ladders for rung in ladder.rungs for one in rung.plan.lifetimes)
+
+
+def _is_worth(ladder: Ladder) -> bool:
+    """True if a step after the warm-up was planned."""
+    return any(rung.source is not Source.WARM_UP for rung in ladder.rungs)
+
+
+class _Numbers:
+    """Numbers recordings in the order in which they come. Equal ones have one number."""
+
+    def __init__(self) -> None:
+        self.recordings: dict[int, tuple[int, Recording]] = {}  # by identity
+
+    def of(self, recording: Recording) -> int:
+        return self.recordings.setdefault(id(recording), (len(self.recordings), recording))[0]
+
+
+def _stored(
+    known: _Model, ladders: dict[Kind, Ladder], begins: dict[Kind, Begin], order: Iterable[Kind]
+) -> StoredPlans:
+    numbers, stored = _Numbers(), []
+    kinds = sorted(ladders, key=lambda kind: -ladders[kind].last_used)[:_MOST_LADDERS]
+    for kind in kinds:
+        ladder = ladders[kind]
+        recorded = [StoredRecording(numbers.of(one), own, early) for one, own, early in ladder.recorded.all()]
+        rungs = [_stored_rung(rung, numbers) for rung in ladder.rungs if rung.source is not Source.WARM_UP]
+        stored.append(StoredLadder(begins[kind].is_later, ladder.records_all, tuple(recorded), tuple(rungs)))
+    for number in known.waiting[: _MOST_LADDERS - len(stored)]:
+        if known.found is not None:
+            stored.append(_moved(known.found, known.found.ladders[number], numbers))
+    places = {kind: number for number, kind in enumerate(kinds)}
+    recordings = tuple(one for _, one in numbers.recordings.values())
+    return StoredPlans(recordings, tuple(stored), tuple(places[kind] for kind in order if kind in places))
+
+
+def _stored_rung(rung: Rung, numbers: _Numbers) -> StoredRung:
+    timeline = None if rung.timeline is None else replace(rung.timeline, marks=())
+    return StoredRung(
+        numbers.of(rung.recording),
+        rung.executor.plan,
+        timeline,
+        rung.source.value,
+        rung.tightened_bytes,
+        rung.is_over_somewhere,
+        tuple(rung.larger_steps),
+    )
+
+
+def _moved(plans: StoredPlans, ladder: StoredLadder, numbers: _Numbers) -> StoredLadder:
+    """A ladder of another file, with the numbers of this one."""
+    return replace(
+        ladder,
+        recorded=tuple(
+            replace(one, recording=numbers.of(plans.recordings[one.recording])) for one in ladder.recorded
+        ),
+        rungs=tuple(replace(one, recording=numbers.of(plans.recordings[one.recording])) for one in ladder.rungs),
+    )
