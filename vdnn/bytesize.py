@@ -57,6 +57,12 @@ def format_bytes(count: int) -> str:
     return f"{sign}{magnitude} B"
 
 
+def exact_bytes(count: int) -> str:
+    """The same, in bytes where the text would be rounded."""
+    text = format_bytes(count)
+    return text if count > 0 and parse_bytes(text) == count else f"{count} bytes"
+
+
 def _parse_text(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:

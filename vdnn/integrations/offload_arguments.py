@@ -31,6 +31,9 @@ class OffloadArguments:
     vdnn_plan: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "file of a plan to follow, instead of a policy and a budget"}
     )
+    vdnn_plans: Optional[str] = field(  # noqa: UP045
+        default=None, metadata={"help": "folder in which plans outlive the process, for the next run of this training"}
+    )
     vdnn_device: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "cuda; sim to try it on the CPU; default: the GPU that the tensors are on"}
     )
@@ -81,6 +84,7 @@ class OffloadArguments:
         grouped."""
         options = {name.removeprefix(_PREFIX): _read(value) for name, value in dataclasses.asdict(self).items()}
         del options["offload_optimizer"]
+        options["plans"] = self.vdnn_plans  # the name of a folder may be a number
         if options["plan"] is not None:
             options["plan"] = Plan.load(options["plan"])
         limits = Limits(**{name: options.pop(name) for name in LIMITS})

@@ -81,13 +81,18 @@ class TrainingRun:
                 reason="vdnn offloads from a GPU",
                 way_out="Train on a GPU, or pass device='sim' to try vdnn on the CPU",
             )
-        make = offload_together if self._has_ranks_to_agree() else offload
+        make, options = offload, self._options
+        if self._has_ranks_to_agree():
+            make = offload_together
+            options = {name: value for name, value in options.items() if name != "plans"}
+            if self._options.get("plans") is not None:
+                warn("plans: ranks that agree on a plan record a step in each run. No plan is stored.")
         managed: dict[str, Any] = {}
         if self._offloads_optimizer:
             managed = {"optimizer": list(optimizers), **self._of_optimizer}
         if self._parameters is not None:
             managed |= {"model": model, "parameters": self._parameters}
-        entered = make(**self._options, **managed)
+        entered = make(**options, **managed)
         entered.__enter__()
         self._entered = entered
 

@@ -16,6 +16,13 @@ within it are used too.
 size: once it was exact at a save of the same form, it is followed at other sizes, and its first two results there are
 rechecked (docs/decisions/0082). If it was ever not exact at some size, every size is tried. A measured trial is always
 of its own size. With a tolerance, and where rechecks are off, every size is tried.
+
+[Note: Trials under stored plans] A plan of an earlier run is followed from the first step, so nothing was tried in this
+process. Each of its recipes is tried at its save, as in every step that follows a plan, and rechecked at its first two
+uses: a hash of the original is compared with one of what was recomputed, and a difference raises before the optimizer
+runs. Where the budget has no room for the trial, the recheck alone decides: the earlier run has tried the recipe at
+this save, with the same versions on the same card. Where rechecks find nothing (recheck=0, a tolerance), stored plans
+that recompute are not followed.
 """
 
 from __future__ import annotations
@@ -185,7 +192,8 @@ class Proofs:
             return known
         cost = self._costs.get(recipe.signature)
         if not has_room(trial_bytes(managed, recipe, cost)):
-            return Outcome.UNKNOWN if cost is None or self._tolerance.limit is not None else Outcome.WAITS
+            has_cost = cost is not None or not measures
+            return Outcome.WAITS if has_cost and self._tolerance.limit is None else Outcome.UNKNOWN
         source = managed.source.storage
         original = None if source is None else (source, 0)
         outcome = self._try(managed, recipe, original, gauges, measures=not is_enough)
@@ -223,6 +231,10 @@ class Proofs:
             if self._outcomes.get(place.sized) is None:
                 self._note(place, outcome)  # it had waited for this use
         return is_right
+
+    def is_checked_at_use(self, place: Place) -> None:
+        """There was no room for a trial at the save. See [Note: Trials under stored plans]."""
+        self._note(place, Outcome.EXACT)
 
     def add_encoding(self, codec: Codec, took_ns: int, took_bytes: int) -> None:
         """Adds the time and memory that the encoding took to the cost of a codec, at the first call."""

@@ -16,6 +16,7 @@ from typing import Literal, TypeVar
 import torch
 
 from vdnn import _C
+from vdnn.bytesize import exact_bytes
 from vdnn.planning.budget import Budget, parse_budget
 from vdnn.planning.catalogue import has_online, has_planner, make_policy, make_quick_planner
 from vdnn.planning.policies import OnlinePolicy, PlanPolicy
@@ -37,7 +38,7 @@ from vdnn.runtime.session.managed_optimizers import (
     steps_on_cpu,
 )
 from vdnn.runtime.session.marked import mark_to_keep
-from vdnn.runtime.session.plan_folders import exactly, path_of, plan_folder
+from vdnn.runtime.session.plan_folders import path_of, plan_folder
 from vdnn.runtime.session.session import Session, active_session
 from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.planner import BudgetPlanner
@@ -84,8 +85,8 @@ def offload(
         budget: Device memory that a step may take: ``"12GiB"``, a share of the device (``"80%"``), a number of bytes,
             or ``"min"`` for the least that any plan reaches. Default: the memory that the device has.
         plan: A plan to follow, such as ``Plan.load("plan.json")``. It replaces ``policy`` and ``budget``.
-        plans: A folder in which plans outlive the process: the next run of the same training follows them from its first
-            step on, and records and plans nothing (docs/sessions.md). Default: plans end with the process.
+        plans: A folder in which plans outlive the process: the next run of the same training follows them from its
+            first step on, and records and plans nothing (docs/sessions.md). Default: plans end with the process.
         device: ``"cuda"``; ``"sim"`` for tensors on the CPU and a simulated device; a :class:`vdnn.VirtualMachine`.
             Default: the GPU that the tensors are on.
         recompute: Whether a plan may recompute a storage from others that are saved, instead of moving it, and pack
@@ -193,7 +194,7 @@ def offload(
             "recompute": recompute,
             "lossy": lossy,
             "tolerance": limit,
-            "min_bytes": exactly(least),
+            "min_bytes": exact_bytes(least),
             "parameters": parameters,
             "gradients": gradients,
             "offloaded optimizers": len(states),

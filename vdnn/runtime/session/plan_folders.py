@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import vdnn
-from vdnn.bytesize import format_bytes, parse_bytes
+from vdnn.bytesize import exact_bytes
 from vdnn.planning.policies import PlanPolicy
 from vdnn.runtime.steps.plan_folder import PlanFolder
 from vdnn.runtime.steps.planner import BudgetPlanner
@@ -50,13 +50,7 @@ def _text_of(planner: BudgetPlanner) -> str:
     budget = planner.budget
     if budget is None:
         return "the memory of the device"
-    return str(budget) if budget.nbytes is None else exactly(budget.nbytes)
-
-
-def exactly(nbytes: int) -> str:
-    """A size as text, to the byte."""
-    text = format_bytes(nbytes)
-    return text if parse_bytes(text) == nbytes else f"{nbytes} bytes"
+    return str(budget) if budget.nbytes is None else exact_bytes(budget.nbytes)
 
 
 def _name_of(policy: PlanPolicy) -> str:

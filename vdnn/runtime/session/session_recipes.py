@@ -265,6 +265,9 @@ class SessionRecipes:
         place = self._place_of(managed.transport, recipe, save_key, form)
         outcome = self._proofs.at_save(managed, recipe, place, self._gauges, has_room, measures=not discards)
         waits_for_use = outcome is Outcome.WAITS and not discards
+        is_checked = outcome is Outcome.WAITS and discards  # see [Note: Trials under stored plans] in proofs.py
+        if is_checked:
+            outcome = Outcome.EXACT
         if outcome not in (Outcome.EXACT, Outcome.CLOSE) and not waits_for_use:
             return False
         if outcome is Outcome.CLOSE:
@@ -274,8 +277,10 @@ class SessionRecipes:
         is_exact = outcome is Outcome.EXACT
         if discards:
             shapeless = None if place is None else place.shapeless
-            if not self._discard(managed, recipe, save_key, shapeless, is_exact=is_exact):
+            if not self._discard(managed, recipe, save_key, shapeless, is_exact=is_exact, is_checked=is_checked):
                 return False
+            if is_checked and place is not None:
+                self._proofs.is_checked_at_use(place)
             self.readers.add(managed)
             if self._running.notes_all():
                 self._need_facts_of(recipe)
@@ -298,8 +303,13 @@ class SessionRecipes:
         return lambda nbytes: self._steps.has_room_for_trial(managed.transport, nbytes)
 
     def _making_room(self, managed: ManagedStorage) -> Callable[[int], bool]:
-        """True, behind what makes room if that is needed."""
-        return lambda nbytes: self._steps.make_room_for_trial(managed.transport, nbytes) is None
+        """True, behind what makes room if that is needed; False if there is none and no trial is needed."""
+        may_wait = self._may_wait(managed)
+        return lambda nbytes: self._steps.make_room_for_trial(managed.transport, nbytes) or not may_wait
+
+    def _may_wait(self, managed: ManagedStorage) -> bool:
+        """True if an earlier run has tried what is discarded, and a recheck compares what is recomputed at its use."""
+        return self._steps.follows_stored_plan and self._rechecks.find_faults(managed.transport)
 
     def _can_be_recomputed(
         self, managed: ManagedStorage, name: str, operands: Sequence[PackedView], cost: RecomputeCost
@@ -314,10 +324,14 @@ class SessionRecipes:
         shapeless: Hashable | None,
         *,
         is_exact: bool,
+        is_checked: bool = False,
     ) -> bool:
+        """With `is_checked` only if what is recomputed will be compared."""
         check: Check | None = None
         if is_exact and managed.can_be_discarded:
             check = self._rechecks.check(managed, recipe.name, recipe.signature, save_key, shapeless)
+        if is_checked and check is None and managed.transport.integrity is None:
+            return False
         return managed.discard(recipe, is_exact=is_exact, check=check)
 
     # At the uses.
@@ -422,7 +436,7 @@ class SessionRecipes:
         if known is not None:
             return known is Outcome.EXACT
         if not self._steps.has_room_for_trial(managed.transport, managed.nbytes):
-            return False
+            return not measures and one.codec.is_exact and self._may_wait(managed)
         encode_ns = encode_bytes = 0
         with contextlib.nullcontext() if gauges is None else gauges.unnoticed():
             stream = managed.transport.current_stream()

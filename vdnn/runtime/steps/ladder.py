@@ -60,7 +60,7 @@ class Rung:
         self.has_warned = False
         self.misfit_steps = 0  # until when steps are recorded, because one differed from it and exceeded the budget
         self.is_over_somewhere = False  # no plan met the budget with what was resident
-        self.is_stored = False  # an earlier run has made it
+        self.is_stored = False  # an earlier run made it
         self._served: list[SaveKey] = []  # first saves of larger steps that it served
         self.follow(recording, planned)
 

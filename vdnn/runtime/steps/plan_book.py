@@ -75,6 +75,7 @@ class PlanBook:
         self._uses = 0
         self.unforeseen_bytes = 0  # that steps which differed from their plans took above their budgets
         self.records_step = False  # the running step is recorded, if it follows a plan that vdnn made or waits for one
+        self.follows_stored = False  # the running step follows a plan that an earlier run made
         self._store = None if folder is None or planner is None else PlanStore(folder, planner)
         self._begin()
 
@@ -179,6 +180,7 @@ class PlanBook:
         if self._given is not None:
             return self._given
         first, begin, maker = keys.first, keys.begin, self._maker
+        self.follows_stored = False
         if first is None or begin is None or maker is None:
             return None
         expected = self._kinds.expected(begin)
@@ -208,6 +210,7 @@ class PlanBook:
         rung.steps += 1
         self.tally.chose(ladder, rung)
         maker.latest = rung.executor
+        self.follows_stored = rung.is_stored
         return rung.executor
 
     def take_host_bytes(self) -> int | None:

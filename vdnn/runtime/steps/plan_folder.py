@@ -2,7 +2,8 @@
 
 A training is known by its facts (the card, the budget, the options that change plans) and by the structure of its
 model. Both are in the name of its file, so other trainings have files of their own. The versions of vdnn and torch are
-not: a file of another version is refused and replaced. The folder is bounded: the files used least recently are removed.
+not: a file of another version is refused and replaced. The folder is bounded: files that were not used for longest are
+removed.
 
 Nothing here ends a training. A file that cannot be read or written costs one sentence.
 """
@@ -62,7 +63,7 @@ class Training(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The stored plans of a training, or a sentence that says why there are none."""
+    """The stored plans of a training; None with a sentence that says why there are none."""
 
     plans: StoredPlans | None
     sentence: str
@@ -100,7 +101,7 @@ class PlanFolder:
             if difference is None:
                 with contextlib.suppress(OSError):
                     os.utime(path)  # it was used
-                return Found(unpacked(path, body), f"stored plans of an earlier run: {path}")
+                return Found(unpacked(path, body), "")
         except FileNotFoundError:
             return self._none(training)
         except FormatError as error:
@@ -129,7 +130,7 @@ class PlanFolder:
 
     def _none(self, training: Training) -> Found:
         """There is no file of this training. Names the difference to the most similar file."""
-        differences = [one for one in map(lambda path: _difference(path, training), self._files()) if one is not None]
+        differences = [one for one in (_difference(path, training) for path in self._files()) if one is not None]
         if not differences:
             return Found(None, f"no stored plans in {self.path} yet")
         number, sentence = min(differences)

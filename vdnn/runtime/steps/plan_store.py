@@ -7,6 +7,7 @@ they are computed again from the saves of a recorded step.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from vdnn.bytesize import format_bytes
+from vdnn.bytesize import exact_bytes
 from vdnn.errors import VdnnError
 from vdnn.planning.planned_step import PlannedStep
 from vdnn.planning.simulate import simulate
@@ -27,6 +28,8 @@ from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.storage.transport import Transport
 from vdnn.step.recording import Recording
 from vdnn.step.stored_plans import Fact, StoredLadder, StoredPlans, StoredRecording, StoredRung
+
+logger = logging.getLogger("vdnn")
 
 _MOST_LADDERS = 8
 
@@ -46,6 +49,7 @@ class _Model:
         self.found = found
         self.waiting = [] if found is None else list(range(len(found.ladders)))
         self.written: StoredPlans | None = found
+        self.is_followed = False
 
 
 class PlanStore:
@@ -63,8 +67,7 @@ class PlanStore:
     def restored(
         self, begin: Begin, model: torch.nn.Module | None, transport: Transport
     ) -> tuple[list[Restored], list[int]]:
-        """The ladders of steps that begin so, and the order in which the last steps followed them, by their numbers. A
-        ladder is restored once."""
+        """The ladders of steps that begin so, and the order in which the last steps followed them, by their numbers."""
         known = self._models.get(begin.model)
         if known is None:
             known = self._models[begin.model] = self._load(model, transport)
@@ -72,22 +75,37 @@ class PlanStore:
             return [], []
         restored: dict[int, Restored] = {}
         try:
-            for number in known.waiting:
-                one = self._ladder(known.found, known.found.ladders[number], begin)
+            for number, stored in enumerate(known.found.ladders):
+                one = self._ladder(known.found, stored, begin)
                 if one is not None:
                     restored[number] = one
         except (VdnnError, ValueError, TypeError, LookupError, RuntimeError) as error:
-            found = refused(f"stored plans in {self._path(known)} cannot be followed ({error}). Plans are made anew.")
-            self.lines.append(found.sentence)
+            self._refuse(known, f"cannot be followed ({error})")
             known.found, known.waiting = None, []
             return [], []
+        if not known.is_followed:
+            self._say(known, begin, is_followed=bool(restored))
         known.waiting = [number for number in known.waiting if number not in restored]
         numbers = {number: position for position, number in enumerate(restored)}
         return list(restored.values()), [numbers[one] for one in known.found.order if one in numbers]
 
+    def _say(self, known: _Model, begin: Begin, *, is_followed: bool) -> None:
+        form = begin.form
+        if is_followed:
+            known.is_followed = True
+            self.lines.append(f"follows stored plans of an earlier run: {self._path(known)}")
+            logger.info("vdnn: %s", self.lines[-1])
+        elif not begin.is_later:
+            where = f"{form.producer or 'a leaf'} in {form.module or 'no module'}, {form.dtype}"
+            self._refuse(known, f"have none for a step that begins with {where}")
+
+    def _refuse(self, known: _Model, problem: str) -> None:
+        found = refused(f"stored plans in {self._path(known)} {problem}. Plans are made anew.")
+        self.lines.append(found.sentence)
+
     def _load(self, model: torch.nn.Module | None, transport: Transport) -> _Model:
         info = transport.device.info
-        card = Fact("card", info.name), Fact("its memory", format_bytes(info.total_bytes))
+        card = Fact("card", info.name), Fact("its memory", exact_bytes(info.total_bytes))
         training = Training(*structure_of(model), (*card, *self._folder.facts))
         found = self._folder.load(training)
         plans, sentence = found
@@ -96,7 +114,8 @@ class PlanStore:
                 f"stored plans in {self._folder.path / training.file_name} recompute, and without rechecks or with a "
                 "tolerance nothing would prove that at its first use. Plans are made anew."
             )
-        self.lines.append(sentence)
+        if plans is None:
+            self.lines.append(sentence)
         return _Model(training, plans)
 
     def _may_recompute(self, transport: Transport) -> bool:
@@ -222,8 +241,6 @@ def _moved(plans: StoredPlans, ladder: StoredLadder, numbers: _Numbers) -> Store
     """A ladder of another file, with the numbers of this one."""
     return replace(
         ladder,
-        recorded=tuple(
-            replace(one, recording=numbers.of(plans.recordings[one.recording])) for one in ladder.recorded
-        ),
+        recorded=tuple(replace(one, recording=numbers.of(plans.recordings[one.recording])) for one in ladder.recorded),
         rungs=tuple(replace(one, recording=numbers.of(plans.recordings[one.recording])) for one in ladder.rungs),
     )

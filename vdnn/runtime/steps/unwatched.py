@@ -33,6 +33,7 @@ class UnwatchedSteps:
     codecs = LOSSLESS
     settling = budget = gauges = recording = plan = plan_use = timeline = first_difference = save_key = None
     save_form = None
+    follows_stored_plan = False
     stored_lines: tuple[str, ...] = ()
 
     def __init__(self, on_step_end: Callable[[], None], *, recomputes: bool) -> None:
@@ -87,8 +88,9 @@ class UnwatchedSteps:
         """There is no budget."""
         return True
 
-    def make_room_for_trial(self, transport: Transport, nbytes: int) -> None:
+    def make_room_for_trial(self, transport: Transport, nbytes: int) -> bool:
         """There is no budget."""
+        return True
 
     def cannot_be_recomputed(self, managed: ManagedStorage) -> None:
         """Does nothing: there is no recording."""

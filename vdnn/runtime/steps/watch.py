@@ -403,12 +403,23 @@ class StepWatch:
             return True
         return self._allocated_bytes(gauges) + nbytes <= budget_bytes
 
-    def make_room_for_trial(self, transport: Transport, nbytes: int) -> None:
-        """Moves something that the step keeps, or waits for what leaves, if a trial would take more than there is."""
-        planner, gauges, guard = self.options.planner, self.gauges, self._step.guard
+    def make_room_for_trial(self, transport: Transport, nbytes: int) -> bool:
+        """Moves something that the step keeps, or waits for what leaves, if a trial would take more than there is.
+        False if there is no room all the same."""
+        planner, gauges, step = self.options.planner, self.gauges, self._step
         budget_bytes = None if planner is None else planner.fixed_bytes(transport.device.info.total_bytes)
-        if budget_bytes is not None and gauges is not None and guard is not None and not transport.fake:
-            guard.free_now(self._allocated_bytes(gauges) + nbytes - budget_bytes)
+        if budget_bytes is None and step.executor is not None:
+            budget_bytes = step.executor.plan.budget_bytes
+        if budget_bytes is None or gauges is None or transport.fake:
+            return True
+        if step.guard is not None:
+            step.guard.free_now(self._allocated_bytes(gauges) + nbytes - budget_bytes)
+        return self._allocated_bytes(gauges) + nbytes <= budget_bytes
+
+    @property
+    def follows_stored_plan(self) -> bool:
+        """True in a step that follows a plan of an earlier run, which has tried its recipes."""
+        return self._plans.follows_stored
 
     def _allocated_bytes(self, gauges: Gauges) -> int:
         return gauges.allocated_bytes() if self._observed is None else self._observed.allocated_bytes
