@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vdnn.bytesize import MAX_BYTES, UNITS, format_bytes, parse_bytes
+from vdnn.bytesize import MAX_BYTES, UNITS, exact_bytes, format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -126,3 +126,10 @@ def test_any_text_gives_a_size_or_a_value_error(text: str) -> None:
     except ValueError:
         return
     assert 1 <= count <= MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 bytes"), (1, "1 B"), (1 << 20, "1.00 MiB"), ((1 << 20) + 1, "1048577 bytes")]
+)
+def test_an_exact_text_is_never_rounded(count: int, text: str) -> None:
+    assert exact_bytes(count) == text

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 
 import vdnn
+from vdnn.integrations import training_run
 from vdnn.integrations.offload_arguments import OffloadArguments
 from vdnn.step.plan import Plan
 
@@ -42,3 +48,25 @@ def test_a_plan_is_loaded_from_its_file(tmp_path: Path) -> None:
     plan = Plan("by hand", "cpu", "titan-x", None, (), ())
     plan.save(tmp_path / "plan.json")
     assert OffloadArguments(vdnn_plan=str(tmp_path / "plan.json")).options()["plan"] == plan
+
+
+def test_a_plan_folder_may_have_a_number_for_a_name() -> None:
+    assert OffloadArguments(vdnn_plans="2026").options()["plans"] == "2026"
+
+
+def test_ranks_that_agree_on_a_plan_store_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: list[dict[str, Any]] = []
+
+    def together(**options: Any) -> Any:
+        given.append(options)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(training_run, "offload_together", together)
+    monkeypatch.setattr(training_run.TrainingRun, "_has_ranks_to_agree", lambda self: True)
+    monkeypatch.setattr(training_run.TrainingRun, "end", lambda self: None)
+    with vdnn.VirtualMachine("titan-x") as machine:
+        run = training_run.TrainingRun(None, {"budget": "1GiB", "device": machine, "plans": tmp_path})
+        with pytest.warns(vdnn.VdnnWarning, match=r"plans: ranks that agree on a plan record a step in each run\."):
+            run.begin(torch.device("cuda"), ())
+    (options,) = given
+    assert "plans" not in options

@@ -81,9 +81,9 @@ class TrainingRun:
                 reason="vdnn offloads from a GPU",
                 way_out="Train on a GPU, or pass device='sim' to try vdnn on the CPU",
             )
-        make, options = offload, self._options
-        if self._has_ranks_to_agree():
-            make = offload_together
+        agrees, options = self._has_ranks_to_agree(), self._options
+        make = offload_together if agrees else offload
+        if agrees:
             options = {name: value for name, value in options.items() if name != "plans"}
             if self._options.get("plans") is not None:
                 warn("plans: ranks that agree on a plan record a step in each run. No plan is stored.")

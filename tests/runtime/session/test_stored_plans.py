@@ -125,12 +125,12 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Iterator[Path]:
+def stored(tmp_path: Path) -> Path:
     """The one file of a folder that a first run has written."""
     first = trained(tmp_path)
     assert first.recorded == 2
     (path,) = files(tmp_path)
-    yield path
+    return path
 
 
 def test_a_run_that_only_follows_stored_plans_writes_nothing(stored: Path) -> None:
