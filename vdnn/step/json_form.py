@@ -96,7 +96,10 @@ def _decode(found: Any, kind: Any, where: str) -> Any:
     if origin is tuple:
         if not isinstance(found, list):
             raise FormatError(where=where, problem=f"expected a list, got {found!r}.")
-        return tuple(_decode(one, typing.get_args(kind)[0], f"{where}[{index}]") for index, one in enumerate(found))
+        inner = typing.get_args(kind)[0]
+        return tuple(
+            one if type(one) is inner else _decode(one, inner, f"{where}[{index}]") for index, one in enumerate(found)
+        )
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(found, kind, where)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -114,13 +117,18 @@ def _decode_dataclass(found: Any, kind: Any, where: str) -> Any:
     if not isinstance(found, dict):
         raise FormatError(where=where, problem=f"expected an object, got {found!r}.")
     hints = _hints_of(kind)
-    later = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
-    missing = sorted(set(hints) - set(found) - later)
-    unknown = sorted(set(found) - set(hints))
-    if missing or unknown:
-        raise FormatError(where=where, problem=f"missing {missing or 'nothing'}, unknown {unknown or 'nothing'}.")
-    known = {name: hint for name, hint in hints.items() if name in found}
-    return kind(**{name: _decode(found[name], hint, f"{where}.{name}") for name, hint in known.items()})
+    if found.keys() != hints.keys():
+        later = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
+        missing = sorted(set(hints) - set(found) - later)
+        unknown = sorted(set(found) - set(hints))
+        if missing or unknown:
+            raise FormatError(where=where, problem=f"missing {missing or 'nothing'}, unknown {unknown or 'nothing'}.")
+
+    def decoded(name: str, value: Any) -> Any:
+        hint = hints[name]
+        return value if type(value) is hint else _decode(value, hint, f"{where}.{name}")
+
+    return kind(**{name: decoded(name, value) for name, value in found.items()})
 
 
 @functools.cache

@@ -49,7 +49,7 @@ _OLD_PARTIAL_S = 3600  # a file that was being written so long ago never will be
 
 
 class Training(NamedTuple):
-    """What the plans of one model are known by. `model` is the name of its class."""
+    """Identifies the plans of one model. `model` is the name of its class."""
 
     model: str
     structure: tuple[str, ...]

@@ -59,7 +59,7 @@ class RecordedSizes:
 
     @staticmethod
     def of(recorded: Sequence[tuple[Recording, bool, bool]]) -> RecordedSizes:
-        """What all() of another one gave."""
+        """Makes one of the recorded steps that all() of another one returned."""
         (first, has_own, is_warm_up), *others = recorded
         sizes = RecordedSizes(first, has_own_recomputes=has_own, is_warm_up=is_warm_up)
         for recording, has_own_too, is_early in others:
