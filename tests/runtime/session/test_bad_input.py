@@ -318,18 +318,18 @@ def test_a_plan_that_contradicts_itself_is_refused_with_its_file(saved: dict[str
         Plan.load(tmp_path / "plan")
 
 
-@pytest.mark.parametrize("fails", ["write_text", "replace"])
+@pytest.mark.parametrize("fails", ["write_bytes", "replace"])
 def test_saving_that_fails_leaves_what_was_there(
     saved: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     path = tmp_path / "plan.json"
     path.write_text(saved["plan"].read_text())
     plan = Plan.load(path)
-    write_text = Path.write_text
+    write_bytes = Path.write_bytes
 
     def refuse(self: Path, given: Any, **options: Any) -> int:
-        if fails == "write_text":
-            write_text(self, given[: len(given) // 2])
+        if fails == "write_bytes":
+            write_bytes(self, given[: len(given) // 2])
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
