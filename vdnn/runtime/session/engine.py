@@ -180,8 +180,8 @@ class Engine:
 
     def store_plans(self) -> None:
         """Writes the plans of this session to its plan folder, as far as they are new."""
-        if not self.packer.in_forked_child:
-            with self.packer.lock:
+        if not self.saves.in_forked_child:
+            with self.saves.lock:
                 self.steps.store_plans()
 
     def close(self) -> None:
