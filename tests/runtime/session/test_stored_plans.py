@@ -21,6 +21,7 @@ from tests.runtime.rigs.stored_trainings import TRAININGS, Decoder, Training, pl
 from vdnn.errors import RecomputeError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute.proofs import Proofs, disabled_recipes
+from vdnn.runtime.recompute.trial import Trial
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps import plan_folder
 from vdnn.runtime.steps.watch import StepWatch
@@ -538,6 +539,24 @@ def test_without_room_for_a_trial_a_recheck_proves_a_stored_recipe(
     assert ", 0 differ" in ran.report
     assert ran.recorded == 0
     assert max(ran.peaks) <= llama_budget_bytes
+    assert ran.numbers == plain(LLAMA).numbers
+
+
+def test_no_trial_of_a_stored_recipe_recomputes_its_operands(
+    tmp_path: Path, llama_budget_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_budget(LLAMA, llama_budget_bytes, tmp_path)
+    were_discarded = []
+    run = Trial.run
+
+    def noted(self: Trial) -> torch.Tensor:
+        were_discarded.append([one.managed.is_yet_to_be_recomputed for one in self._recipe.operands])
+        return run(self)
+
+    monkeypatch.setattr(Trial, "run", noted)
+    ran = under_budget(LLAMA, llama_budget_bytes, tmp_path)
+    assert were_discarded != []
+    assert not any(map(any, were_discarded))
     assert ran.numbers == plain(LLAMA).numbers
 
 

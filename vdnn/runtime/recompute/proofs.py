@@ -20,9 +20,9 @@ of its own size. With a tolerance, and where rechecks are off, every size is tri
 [Note: Trials under stored plans] A plan of an earlier run is followed from the first step, so nothing was tried in this
 process. Each of its recipes is tried at its save, as in every step that follows a plan, and rechecked at its first two
 uses: a hash of the original is compared with one of what was recomputed, and a difference raises before the optimizer
-runs. Where the budget has no room for the trial, the recheck alone decides: the earlier run has tried the recipe at
-this save, with the same versions on the same card. Where rechecks find nothing (recheck=0, a tolerance), stored plans
-that recompute are not followed.
+runs. Where the budget has no room for the trial, or its operands are discarded, the recheck alone decides: the earlier
+run has tried the recipe at this save, with the same versions on the same card. Where rechecks find nothing (recheck=0,
+a tolerance), stored plans that recompute are not followed.
 """
 
 from __future__ import annotations

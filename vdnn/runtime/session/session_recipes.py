@@ -261,7 +261,7 @@ class SessionRecipes:
         if discards and not self._steps.is_watching:
             recipe = self._snapshots.of(recipe)
         # What a plan recomputes takes more if it is kept than its trial does.
-        has_room = self._making_room(managed) if discards else self._has_room(managed)
+        has_room = self._making_room(managed, recipe) if discards else self._has_room(managed)
         place = self._place_of(managed.transport, recipe, save_key, form)
         outcome = self._proofs.at_save(managed, recipe, place, self._gauges, has_room, measures=not discards)
         waits_for_use = outcome is Outcome.WAITS and not discards
@@ -302,9 +302,13 @@ class SessionRecipes:
     def _has_room(self, managed: ManagedStorage) -> Callable[[int], bool]:
         return lambda nbytes: self._steps.has_room_for_trial(managed.transport, nbytes)
 
-    def _making_room(self, managed: ManagedStorage) -> Callable[[int], bool]:
-        """True, behind what makes room if that is needed; False if there is none and no trial is needed."""
+    def _making_room(self, managed: ManagedStorage, recipe: Recipe) -> Callable[[int], bool]:
+        """True, behind what makes room if that is needed; False if there is none and no trial is needed. A trial that
+        first recomputes its operands takes memory that nobody foresees."""
         may_wait = self._may_wait(managed)
+        are_discarded = any(one.managed.is_yet_to_be_recomputed for one in recipe.operands)
+        if may_wait and are_discarded and not managed.transport.fake:
+            return lambda nbytes: False
         return lambda nbytes: self._steps.make_room_for_trial(managed.transport, nbytes) or not may_wait
 
     def _may_wait(self, managed: ManagedStorage) -> bool:
