@@ -22,6 +22,14 @@ def _of(tests: str, *faults: tuple[str, str, str]) -> list[Mutant]:
 
 MUTANTS = [
     *_of(
+        "planning/test_host_lane.py planning/training/test_issued.py",
+        ("planning/simulate.py", "ready_ns = max(ready_ns, self._host.now_ns)", "pass"),
+        ("planning/recomputing.py", "self._issue_ns += recompute.issue_ns", "pass"),
+        ("planning/bound/host_bound.py", "min(1.0, missing / nbytes)", "1.0"),
+        ("planning/search/auto.py", "if min(steps_ns) > min(alone_ns):", "if False:"),
+        ("planning/training/issued.py", "found += training.micro_batches * unit.forward_issue_ns", "pass"),
+    ),
+    *_of(
         "planning/test_footprint.py planning/test_costs.py planning/test_recomputing.py planning/search"
         " planning/policies",
         ("planning/footprint.py", "if use > point), None)", "if use >= point), None)"),

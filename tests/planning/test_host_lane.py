@@ -132,6 +132,18 @@ def test_a_program_that_synchronizes_begins_each_step_with_the_host() -> None:
     assert (waiting.step_ns, waiting.host_stall_ns) == (180 + 180 + 300, 160)
 
 
+def test_a_copy_begins_when_the_host_has_issued_it() -> None:
+    """At its point the device is done after 100 ns and so is the host, which needs 30 more for the copy."""
+    recording = issued(chain([10, 20], compute_ns=100), 100, synchronizes=True)
+    gaps = gaps_of(recording)
+    costs = replace(INSTANT, issue_ns=30)
+    absences = [(0, gaps[0].release_point, -1)]
+    outcome = make_step_model(recording, gaps, costs).replay(absences)
+    timeline = simulate(recording, plan_of(recording, gaps, absences, "any", None), costs)
+    assert timeline.copies[0].begin_ns == 130
+    assert timeline.step_ns == outcome.step_ns
+
+
 def test_a_copy_takes_the_host_time_of_its_issue() -> None:
     recording = issued(chain([10, 20], compute_ns=100), 100)
     gaps = gaps_of(recording)
