@@ -130,8 +130,8 @@ MUTANTS = [
         ("runtime/steps/measurement.py", "if peak_bytes <= budget_bytes:", "if peak_bytes < budget_bytes:"),
         ("runtime/steps/executor.py", "found - self._next_save > NEARBY", "found - self._next_save > 0"),
         ("runtime/steps/plan_guard.py", "lifetime - _SOON:", "lifetime + 100 * _SOON:"),
-        ("runtime/steps/plan_maker.py", "peak_bytes + more_bytes <= budget_bytes", "peak_bytes <= budget_bytes"),
-        ("runtime/steps/ladder.py", "if len(self.rungs) > _MOST_RUNGS:", "if len(self.rungs) >= _MOST_RUNGS:"),
+        ("runtime/steps/planner.py", "peak_bytes + more_bytes <= budget_bytes", "peak_bytes <= budget_bytes"),
+        ("runtime/steps/plan_table.py", "if len(self.rungs) > _MOST_RUNGS:", "if len(self.rungs) >= _MOST_RUNGS:"),
         (
             "runtime/steps/recorder.py",
             "self._recompute_peak_bytes = max(self._recompute_peak_bytes, peak_bytes)",
@@ -141,12 +141,12 @@ MUTANTS = [
         ("runtime/steps/script_sizes.py", "return None if number % self.divisor else", "return"),
         ("runtime/steps/script_sizes.py", "values[index] > self._largest[index]", "False"),
         ("runtime/steps/watched_step.py", "max(self.peak_bytes, last_bytes)", "self.peak_bytes"),
-        ("runtime/steps/unplannable.py", "and resident_bytes >= known", "and resident_bytes > known"),
+        ("runtime/steps/kinds.py", "and resident_bytes >= known", "and resident_bytes > known"),
     ),
     *_of(
         "planning/test_resized_steps.py",
         (
-            "runtime/steps/recorded_sizes.py",
+            "runtime/steps/size_model.py",
             "lines = self._lines(first, in_part=not is_served)",
             "lines = self._lines(first)",
         ),

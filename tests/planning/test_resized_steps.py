@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import vdnn
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
-from vdnn.runtime.steps.recorded_sizes import RecordedSizes
+from vdnn.runtime.steps.size_model import RecordedSizes
 from vdnn.step.made_steps import first_save
 from vdnn.step.recording import Recording
 from vdnn.step.resized_steps import guessed, lines_through, resized

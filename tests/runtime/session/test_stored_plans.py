@@ -23,7 +23,7 @@ from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute.proofs import Proofs, disabled_recipes
 from vdnn.runtime.recompute.trial import Trial
 from vdnn.runtime.session.session import Session
-from vdnn.runtime.steps import plan_folder
+from vdnn.runtime.steps import plan_store
 from vdnn.runtime.steps.watch import StepWatch
 from vdnn.step.stored_plans import read_file, read_header, write_file
 
@@ -199,15 +199,15 @@ def test_a_stale_or_damaged_file_is_refused_in_one_sentence_and_replaced(
 
 def test_a_stored_plan_that_contradicts_itself_is_refused(stored: Path, caplog: pytest.LogCaptureFixture) -> None:
     header, body = read_file(stored)
-    plans = plan_folder.unpacked(stored, body)
+    plans = plan_store.unpacked(stored, body)
     ladder = plans.ladders[0]
     wrong = type(plans)(plans.recordings[:0], (ladder,), plans.order)
-    packed = plan_folder.packed(wrong)
+    packed = plan_store.packed(wrong)
     with_version(stored)
     write_file(
         stored,
         type(header)(
-            header.vdnn_version, header.torch_version, header.facts, header.structure, plan_folder.digest_of(packed)
+            header.vdnn_version, header.torch_version, header.facts, header.structure, plan_store.digest_of(packed)
         ),
         packed,
     )
@@ -441,7 +441,7 @@ def test_ranks_that_store_at_one_time_leave_plans_that_are_followed(tmp_path: Pa
 
 
 def test_the_folder_is_bounded(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_folder, "_MOST_FILES", 3)
+    monkeypatch.setattr(plan_store, "_MOST_FILES", 3)
     for more in range(1, 6):
         trained(stored.parent, budget_bytes=BUDGET_BYTES + (more << 16))
         trained(stored.parent)  # uses the first one again
@@ -452,7 +452,7 @@ def test_the_folder_is_bounded(stored: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_folder_is_bounded_in_bytes_and_keeps_the_latest_file(
     stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_folder, "_MOST_BYTES", 1)
+    monkeypatch.setattr(plan_store, "_MOST_BYTES", 1)
     trained(stored.parent, budget_bytes=1300 << 10)
     (left,) = files(stored.parent)
     assert left != stored
@@ -465,7 +465,7 @@ def test_a_file_that_an_interrupted_process_left_is_removed_in_time(
     left.write_bytes(b"half")
     trained(stored.parent, budget_bytes=1300 << 10)
     assert left.exists(), "another process may be writing it"
-    monkeypatch.setattr(plan_folder, "_OLD_PARTIAL_S", -1)
+    monkeypatch.setattr(plan_store, "_OLD_PARTIAL_S", -1)
     trained(stored.parent, budget_bytes=1400 << 10)
     assert not left.exists()
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vdnn.runtime.steps.alike_kinds import AlikeKinds
-from vdnn.runtime.steps.kinds import Begin, Kind, kind_with
+from vdnn.runtime.steps.kinds import AlikeKinds, Begin, Kind, kind_with
 from vdnn.step.forms import NO_FORM, Form
 
 BEGIN = Begin(NO_FORM, 1)

@@ -18,10 +18,10 @@ from vdnn.planning.costs import profile_costs
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
-from vdnn.runtime.steps import plan_maker
+from vdnn.runtime.steps import planner
 from vdnn.runtime.steps.guard import TRANSIENTS
-from vdnn.runtime.steps.plan_maker import PlanMaker
-from vdnn.runtime.steps.step_tally import StepTally
+from vdnn.runtime.steps.plan_table import StepTally
+from vdnn.runtime.steps.planner import PlanMaker
 
 WIDTH = 128
 
@@ -231,7 +231,7 @@ def test_without_time_for_more_plans_smaller_steps_follow_those_of_larger_ones(
 
 def test_plans_that_are_not_needed_take_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(plan_maker, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(planner, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def maker(profile: object) -> PlanMaker:
         return PlanMaker(SimpleNamespace(profile=profile), StepTally())  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ import pytest
 
 from tests.planning.recordings import chain
 from vdnn.errors import BudgetError, VdnnError
-from vdnn.runtime.steps.ladder import Ladder
-from vdnn.runtime.steps.unplannable import Unplannable
+from vdnn.runtime.steps.kinds import Unplannable
+from vdnn.runtime.steps.plan_table import Ladder
 from vdnn.step.made_steps import first_save
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import vdnn
 from vdnn.bytesize import exact_bytes
 from vdnn.planning.policies import PlanPolicy
-from vdnn.runtime.steps.plan_folder import PlanFolder
+from vdnn.runtime.steps.plan_store import PlanFolder
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.step.stored_plans import Fact
 

@@ -1,18 +1,31 @@
-"""Remembers the kinds of a session's steps, and predicts the kind of the next step.
+"""Tells kinds of steps apart, predicts the kind of the next step, and remembers those that no plan serves.
 
 A kind is a running hash of how a step begins and of the forms of its saves, so steps of other shapes are of one kind.
 Steps of different kinds may begin alike, such as five of a critic and then one of the generator. So the prediction uses
 the begin of the step and the kinds of the steps before it: the longest row of them that was seen before. The memory is
 bounded; the entries used least recently are removed.
+
+[Note: Alike kinds] A step may save a little more or less than another one of its kind: a metric that is kept, or a
+statistic that is smaller than `min_bytes` at one length and not at another. A plan serves it all the same, because its
+executor finds each save by its form. So a new kind that shares nearly all its bytes with an earlier one, in saves of
+the same forms, is that earlier kind.
+
+[Note: Steps without a plan] After other steps of a session had plans, one may come for which no plan meets the budget.
+It has run already, and another one may come or not. So it ends no training: the guard does what it can, the log says it
+once, and the report counts such steps. They are recorded again if less memory is resident than then.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from vdnn.errors import BudgetError, VdnnError
 from vdnn.step.forms import Form
+from vdnn.step.made_steps import first_save
+from vdnn.step.recording import Recording, SaveKey
 
 Kind = int
 
@@ -113,3 +126,88 @@ def _learned(known: _Next | None, kind: Kind) -> _Next:
 def _forget_oldest(remembered: OrderedDict[Kind, int] | OrderedDict[tuple[int, ...], _Next], most: int) -> None:
     while len(remembered) > most:
         remembered.popitem(last=False)
+
+
+# The share of its bytes that a step may save in forms that the other one has not.
+_OTHERWISE = 0.15
+_MOST_COMPARED = 256
+_MOST_APART = 4  # a solver may differ in each step
+
+
+class _Example(NamedTuple):
+    begin: Begin
+    saves: dict[Form, int]  # with their bytes
+
+
+class AlikeKinds:
+    """The kinds of one session's steps, and for each the earlier one that it is like."""
+
+    def __init__(self) -> None:
+        self._first: OrderedDict[Kind, Kind] = OrderedDict()  # the kind that each is like, which may be itself
+        self._examples: OrderedDict[Kind, _Example] = OrderedDict()
+        self._apart = 0  # kinds that were set apart
+
+    def kind_for(self, kind: Kind, begin: Begin, saves: dict[Form, int]) -> Kind:
+        """The earlier kind that a finished step of this kind is like; the kind itself if there is none."""
+        known = self._first.get(kind)
+        if known is not None:
+            return known
+        found = next((one for one, other in self._examples.items() if _is_alike(other, begin, saves)), kind)
+        if found == kind:
+            self._examples[kind] = _Example(begin, saves)
+        self._first[kind] = found
+        while len(self._first) > _MOST_COMPARED:
+            self._examples.pop(self._first.popitem(last=False)[0], None)
+        return found
+
+    def add(self, kind: Kind, begin: Begin, saves: dict[Form, int]) -> None:
+        """A kind of an earlier run, which is like no other one."""
+        self._first[kind], self._examples[kind] = kind, _Example(begin, saves)
+
+    def set_apart(self, kind: Kind, begin: Begin, saves: dict[Form, int]) -> bool:
+        """Steps of this kind exceed their budgets under the plans of the kind that it is like: from now on it is one of
+        its own. False if it is one already, or if there are too many."""
+        if self._first.get(kind, kind) == kind or self._apart >= _MOST_APART:
+            return False
+        self._apart += 1
+        self._first[kind], self._examples[kind] = kind, _Example(begin, saves)
+        return True
+
+
+def _is_alike(other: _Example, begin: Begin, saves: dict[Form, int]) -> bool:
+    return other.begin == begin and _is_nearly_in(saves, other.saves) and _is_nearly_in(other.saves, saves)
+
+
+def _is_nearly_in(saves: dict[Form, int], others: dict[Form, int]) -> bool:
+    return sum(saves[form] for form in saves.keys() - others.keys()) <= _OTHERWISE * sum(saves.values())
+
+
+logger = logging.getLogger("vdnn")
+
+_MOST_STEPS = 256
+
+
+class Unplannable:
+    """The steps of one session, by their kinds and the sizes of their first saves."""
+
+    def __init__(self) -> None:
+        self._resident_bytes: dict[tuple[Kind, SaveKey], int] = {}  # that are too many
+
+    def note(self, kind: Kind, recording: Recording, error: VdnnError) -> None:
+        """No plan meets the budget in this step."""
+        too_many_bytes = recording.resident_bytes
+        if isinstance(error, BudgetError):
+            too_many_bytes -= error.least_bytes - error.budget_bytes - 1
+        step = kind, first_save(recording)
+        if step not in self._resident_bytes:
+            logger.warning(
+                "vdnn: steps that begin with the save %s get no plan, and may exceed the budget: %s", step[1], error
+            )
+        self._resident_bytes[step] = too_many_bytes
+        if len(self._resident_bytes) > _MOST_STEPS:
+            del self._resident_bytes[next(iter(self._resident_bytes))]
+
+    def has(self, kind: Kind, first: SaveKey | None, resident_bytes: int) -> bool:
+        """True if a step of this kind that begins so is over its budget under every plan, with so many bytes there."""
+        known = None if first is None else self._resident_bytes.get((kind, first))
+        return known is not None and resident_bytes >= known

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute.codecs import LOSSLESS
-from vdnn.runtime.steps.plan_folder import PlanFolder
+from vdnn.runtime.steps.plan_store import PlanFolder
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.storage.transport import Transport
 from vdnn.step.plan import Plan

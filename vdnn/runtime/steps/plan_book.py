@@ -8,6 +8,10 @@ Executed steps are compared with their budget. If a step took more, the book pla
 memory that is resident now, a bounded number of times, and logs it. A step that turned out to be of another kind is not
 compared. If a step took more because it saved other things than its plan (a loss term that begins, layers that are
 frozen), the next one like it is recorded, and gets a plan of its own.
+
+[Note: Foresight] A step that cannot fit its budget is refused when it begins: from its first save and the steps
+recorded so far, by an estimate that is no larger than the step (vdnn/step/lower_estimate.py). All other steps run,
+under a plan or the guard.
 """
 
 from __future__ import annotations
@@ -16,27 +20,22 @@ from collections import deque
 from typing import NamedTuple
 
 from vdnn.errors import BudgetError, VdnnError
+from vdnn.planning.least_memory import require_feasible_budget
 from vdnn.planning.simulate import simulate
-from vdnn.runtime.steps.alike_kinds import AlikeKinds
 from vdnn.runtime.steps.earlier_graphs import naming_earlier_graphs
 from vdnn.runtime.steps.executor import Executor
-from vdnn.runtime.steps.foresight import require_foreseen_fit
-from vdnn.runtime.steps.kinds import Begin, Kind, StepKinds
-from vdnn.runtime.steps.ladder import Ladder, Rung, Source
+from vdnn.runtime.steps.kinds import AlikeKinds, Begin, Kind, StepKinds, Unplannable
 from vdnn.runtime.steps.measurement import MeasuredStep, Over
-from vdnn.runtime.steps.plan_folder import PlanFolder
-from vdnn.runtime.steps.plan_maker import PlanMaker
-from vdnn.runtime.steps.plan_needs import is_mistaken, needs_plan
-from vdnn.runtime.steps.plan_store import PlanStore
-from vdnn.runtime.steps.planner import BudgetPlanner
-from vdnn.runtime.steps.recorded_sizes import RecordedSizes
+from vdnn.runtime.steps.plan_store import PlanFolder, PlanStore
+from vdnn.runtime.steps.plan_table import Ladder, Rung, Source, StepTally, is_mistaken, needs_plan
+from vdnn.runtime.steps.planner import BudgetPlanner, PlanMaker
 from vdnn.runtime.steps.save_keys import SaveKeys
-from vdnn.runtime.steps.step_tally import StepTally
-from vdnn.runtime.steps.unplannable import Unplannable
+from vdnn.runtime.steps.size_model import RecordedSizes
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
-from vdnn.step.made_steps import first_point, first_save, with_recomputes_of
+from vdnn.step.lower_estimate import lower_estimate
+from vdnn.step.made_steps import first_point, first_save, with_recomputes_of, with_resident
 from vdnn.step.plan import Plan
 from vdnn.step.plan_use import PlanUse
 from vdnn.step.recording import Recording, SaveKey
@@ -413,3 +412,36 @@ class PlanBook:
         self._ladders[kind].records_all |= executor.has_grown
         if not executor.differences and peak_bytes > maker.planner.budget_bytes(rung.recording):
             maker.tighten(rung, peak_bytes, resident_bytes)
+
+
+def require_foreseen_fit(
+    planner: BudgetPlanner, ladder: Ladder, first: SaveKey, resident_bytes: int, earlier_bytes: int
+) -> None:
+    """Raises BudgetError if a step of this ladder's kind that begins with `first` is over the budget under every plan.
+    `resident_bytes` are allocated as it begins, of which graphs of earlier steps hold `earlier_bytes`."""
+    # If first saves do not tell the sizes of steps, nothing is foreseen.
+    ends = None if ladder.records_all else ladder.recorded.ends
+    if ends is None or not ladder.rungs or any(rung.serves(first) for rung in ladder.rungs):
+        return
+    # Memory that was allocated between the two recordings is not growth of the step.
+    small, large = (with_resident(one, resident_bytes) for one in ends)
+    estimate = lower_estimate(small, large, first)
+    budget_bytes = planner.fixed_bytes(large.device_bytes)
+    if estimate is None or budget_bytes is None:
+        return
+    try:
+        require_feasible_budget(estimate, budget_bytes)
+    except BudgetError as error:
+        least_bytes, where = error.least_bytes, error.where
+    else:
+        return
+    recorded = " and ".join(str(list(first_save(one).size)) for one in (small, large))
+    foreseen = BudgetError(
+        budget_bytes=budget_bytes,
+        least_bytes=least_bytes,
+        where=where,
+        resident_bytes=resident_bytes,
+        foreseen=f"The step has only begun: its first save is {list(first.size)}. The estimate is from recorded steps "
+        f"with first saves of {recorded}; steps with up to {list(ladder.rungs[-1].first.size)} have plans",
+    )
+    raise naming_earlier_graphs(foreseen, earlier_bytes) if earlier_bytes else foreseen

@@ -1,12 +1,20 @@
-"""Plans a recorded step for the user's budget, on the device that it ran on.
+"""Plans recorded steps for the user's budget, on the device that they ran on, and makes the plans of a plan book
+between two hooks: from recorded steps, from what they tell of others, and again.
 
-Without a budget the plan may use the memory of the device, less a reserve. Refuses budgets that cannot be met, and
+Without a budget a plan may use the memory of the device, less a reserve. Budgets that cannot be met are refused, and
 plans that do not fit.
+
+The training waits while a plan is made. A thread beside it would take Python's lock from every operation that it
+issues: on an H200 a step took 3 to 13 times as long while a plan was made, and plans came ten steps late (decision 75).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
@@ -16,9 +24,15 @@ from vdnn.planning.costs import LinkCosts, measured_costs, profile_costs
 from vdnn.planning.least_memory import as_if_feasible, least_bytes, require_feasible_budget
 from vdnn.planning.planned_step import PlannedStep, plan_step
 from vdnn.planning.policies import PlanPolicy
+from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.plan_table import Rung, Source, StepTally
+from vdnn.runtime.steps.size_model import Told
+from vdnn.runtime.torch_internals.spans import span
+from vdnn.step.made_steps import covering, first_point, with_more_resident
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
+from vdnn.user_warnings import warn
 
 # The share of the budget that plans leave free. A step that grows by a few bytes (a metric that is kept) still fits.
 SLACK = 0.01
@@ -91,3 +105,178 @@ class BudgetPlanner:
                 f"host_budget {format_bytes(self.host_bytes)} is too small: to stay under {budget} on the device "
                 f"{format_bytes(plan.offloaded_bytes)} have to be offloaded."
             )
+
+
+logger = logging.getLogger("vdnn")
+
+_MOST_TIGHTENINGS = 3
+# The share of the budget that the plan of a guessed step leaves free.
+_FREE_OF_GUESS = 0.05
+# The same, of a step whose storages grow and shrink while its size stays.
+_FREE_OF_UNBALANCED = 0.07
+# A plan for a step that has one already is made while all plans together took no more than this share of the time.
+_SHARE_OF_TIME = 0.1
+
+
+class PlanMaker:
+    """Makes plans for rungs. `latest` is the executor of the latest plan."""
+
+    def __init__(self, planner: BudgetPlanner, tally: StepTally) -> None:
+        self.planner = planner
+        self.latest: Executor | None = None
+        self._tally = tally
+        self._began_s = time.monotonic()
+        self._planning_s = 0.0
+
+    @property
+    def may_improve(self) -> bool:
+        """True if there is time for a plan of a step that a plan of a larger one serves. Lengths that change in every
+        step would otherwise get a plan in every step. Where time is virtual, plans take none."""
+        if self.planner.profile is not None:
+            return True
+        return self._planning_s <= _SHARE_OF_TIME * (time.monotonic() - self._began_s)
+
+    @contextlib.contextmanager
+    def _planning(self) -> Iterator[None]:
+        """A context around the search for a plan, whose time counts."""
+        began_s = time.monotonic()
+        try:
+            with span("plan"):
+                yield
+        finally:
+            self._planning_s += time.monotonic() - began_s
+
+    def make_from(
+        self,
+        recording: Recording,
+        timeline: Timeline | None,
+        below: Recording | None,
+        source: Source,
+        use: Callable[[Rung], None],
+        give_up: Callable[[VdnnError], bool],
+    ) -> None:
+        """A rung for a recorded step; or for the step that covers it and the highest one below, if that can meet the
+        budget. If no plan meets it, the error is raised, unless `give_up` returns True."""
+        try:
+            with self._planning():
+                made = self._planned(recording, timeline, below)
+        except VdnnError as error:
+            if give_up(error):
+                return
+            raise
+        use(self._rung(*made, timeline, source))
+
+    def make_for(self, told: Told, timeline: Timeline | None, use: Callable[[Rung], None]) -> None:
+        """A rung for a step that no rung serves well, if what was recorded tells enough of it."""
+        planner = self.planner
+
+        def fits(made: Recording) -> bool:
+            return made.peak_bytes <= planner.budget_bytes(made)
+
+        with self._planning():
+            for recording, is_guess in told.steps(fits):
+                free_bytes = int(_FREE_OF_GUESS * planner.budget_bytes(recording)) if is_guess else 0
+                try:
+                    planned = planner.planned(recording, timeline, free_bytes)
+                except VdnnError:  # what was made may be larger than what comes
+                    continue
+                rung = self._rung(recording, planned, timeline, Source.GUESSED if is_guess else Source.MADE)
+                rung.tightened_bytes = free_bytes
+                use(rung)
+                return
+
+    def make_room(self, rung: Rung, allocated_bytes: int) -> None:
+        """Plans a rung again if more is allocated at the first save than when its step was recorded, such as another
+        optimizer's state, and the plan would exceed the budget by it. If no plan meets the budget then, it is planned,
+        once, to meet it wherever that is possible: what is resident now may leave before the peak, as in the second
+        step of a session that streams parameters."""
+        recording = rung.recording
+        budget_bytes = self.planner.fixed_bytes(recording.device_bytes)
+        more_bytes = allocated_bytes - first_point(recording).allocated_bytes
+        if budget_bytes is None or more_bytes <= 0 or rung.peak_bytes + more_bytes <= budget_bytes:
+            return
+        now = with_more_resident(recording, more_bytes)
+        where_possible = not (rung.is_over_somewhere or self.planner.is_feasible(now))
+        rung.is_over_somewhere |= where_possible
+        self._plan_again(rung, now, where_possible=where_possible)
+
+    def leave_room(self, rung: Rung) -> None:
+        """Plans a rung again, once, with more of the budget free. Some storages of a step that followed it were larger
+        than planned and others smaller: a guard that has more room moves less."""
+        free_bytes = int(_FREE_OF_UNBALANCED * self.planner.budget_bytes(rung.recording))
+        if rung.tightened_bytes < free_bytes:
+            rung.tightened_bytes = free_bytes
+            self._plan_again(rung, rung.recording)
+
+    def tighten(self, rung: Rung, peak_bytes: int, resident_bytes: int) -> None:
+        """Plans a rung again if a step that followed it took more than the budget: for that much less, or for the
+        memory that was resident when the step began."""
+        planner, recording, executor = self.planner, rung.recording, rung.executor
+        now = with_more_resident(recording, resident_bytes - recording.resident_bytes)
+        has_grown = now.resident_bytes > recording.resident_bytes and planner.is_feasible(now)
+        if has_grown:
+            rung.recording = recording = now
+        over_bytes = peak_bytes - planner.budget_bytes(recording)
+        if over_bytes <= 0:  # the budget is "min", and the least has risen
+            executor.plan = replace(executor.plan, budget_bytes=planner.target_bytes(recording))
+            return
+        if rung.tightenings >= _MOST_TIGHTENINGS:
+            return
+        # A step that then met the budget exactly would exceed it by a few bytes, because blocks are aligned.
+        free_bytes = over_bytes + int(SLACK * planner.budget_bytes(recording))
+        tightened_bytes = rung.tightened_bytes + (0 if has_grown else free_bytes)
+        target_bytes = planner.target_bytes(recording, tightened_bytes)
+        if not has_grown and target_bytes == executor.plan.budget_bytes:
+            _warn_over_budget(rung, peak_bytes, over_bytes)
+            return
+        rung.tightenings += 1
+        rung.tightened_bytes = tightened_bytes
+        _warn_tightened(rung, peak_bytes, over_bytes)
+        self._plan_again(rung, recording)
+
+    def _plan_again(self, rung: Rung, recording: Recording, *, where_possible: bool = False) -> None:
+        """If no plan takes so little, the old one stays, which takes less than none."""
+        with contextlib.suppress(VdnnError), self._planning():
+            planned = self.planner.planned(
+                recording, rung.timeline, rung.tightened_bytes, where_possible=where_possible
+            )
+            self._tally.made_again()
+            rung.follow(recording, planned)
+            self.latest = rung.executor
+
+    def _planned(
+        self, recording: Recording, timeline: Timeline | None, below: Recording | None
+    ) -> tuple[Recording, PlannedStep]:
+        covered = None if below is None else covering(recording, below)
+        if below is not None and covered is not None and covered.managed_bytes > below.managed_bytes:
+            try:
+                if self.planner.is_feasible(covered):
+                    return covered, self.planner.planned(covered, timeline)
+            except VdnnError:
+                logger.info("vdnn: no plan covers all sizes of this step under the budget, only the last one.")
+        return recording, self.planner.planned(recording, timeline)
+
+    def _rung(self, recording: Recording, planned: PlannedStep, timeline: Timeline | None, source: Source) -> Rung:
+        self._tally.made_one()
+        rung = Rung(planned, recording, timeline, source)
+        self.latest = rung.executor
+        return rung
+
+
+def _warn_tightened(rung: Rung, peak_bytes: int, over_bytes: int) -> None:
+    logger.warning(
+        "vdnn: the step took %s, %s more than its budget: planned again for that much less (%d of at most %d times).",
+        format_bytes(peak_bytes),
+        format_bytes(over_bytes),
+        rung.tightenings,
+        _MOST_TIGHTENINGS,
+    )
+
+
+def _warn_over_budget(rung: Rung, peak_bytes: int, over_bytes: int) -> None:
+    if not rung.has_warned:
+        rung.has_warned = True
+        warn(
+            f"the step took {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} more than its budget, and no plan "
+            "takes less."
+        )

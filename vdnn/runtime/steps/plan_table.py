@@ -1,22 +1,27 @@
-"""The plans of one kind of step, for one size after another: a ladder, whose rungs are plans.
+"""The plans of one kind of step, for one size after another: a ladder, whose rungs are plans; when a recorded step
+needs one more; and the tally of what steps followed, for the report.
 
 A plan serves every step of its kind that is no larger: at each point that step takes no more. So a step follows the
 lowest rung that serves it. Where no rung is known to, it follows the highest, and a guard balances what is larger, or
-none if it is far larger. Sizes that were not recorded get rungs that are made of recorded ones (recorded_sizes.py).
+none if it is far larger. Sizes that were not recorded get rungs that are made of recorded ones (size_model.py).
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from enum import Enum
 
 from vdnn.planning.footprint import interval_bytes, stored_bytes
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import PlannedStep
 from vdnn.runtime.steps.executor import Executor, Occupancy
-from vdnn.runtime.steps.recorded_sizes import RecordedSizes
+from vdnn.runtime.steps.size_model import RecordedSizes
 from vdnn.step.forms import is_within
+from vdnn.step.made_steps import first_save
 from vdnn.step.plan import Action
+from vdnn.step.plan_use import Followed, PlanUse, SizePlan, StepCount
 from vdnn.step.recording import Recording, SaveKey
 from vdnn.step.timeline import Timeline
 
@@ -183,3 +188,93 @@ class Ladder:
         self.rungs = sorted([*(one for one in self.rungs if one not in alike), rung], key=lambda one: one.nbytes)
         if len(self.rungs) > _MOST_RUNGS:
             self.rungs.remove(min(self.rungs[:-1], key=lambda one: one.steps))
+
+
+# A step that is larger than its plan by no more than this is not planned anew: its guard balances that.
+_TOLERANCE = 1.01
+# What recorded steps told of another one was mistaken if its peak is off by this share, or its time shorter by that.
+_MISTAKEN_PEAK = 0.01
+_MISTAKEN_TIME = 0.05
+
+
+def needs_plan(ladder: Ladder, rung: Rung | None, recording: Recording, *, is_planned: bool, has_grown: bool) -> bool:
+    """True if a recorded step had no plan of its size, or was larger than its plan, or so much smaller that it deserves
+    another one. `rung`: the one of its kind that it followed."""
+    first = first_save(recording)
+    if not is_planned:
+        return not ladder.find_near(first, recording)
+    if rung is None:
+        return False  # it followed a plan of another kind, and its own has some
+    if has_grown:
+        return recording.managed_bytes > _TOLERANCE * rung.nbytes
+    rung.served(first)
+    return ladder.deserves_own(rung, first)
+
+
+def is_mistaken(rung: Rung, predicted: Recording | None, recorded: Recording) -> bool:
+    """True if the step that followed this rung is not as predicted."""
+    if predicted is None or rung.source is Source.RECORDED:
+        return False
+    wrong_bytes = abs(recorded.peak_bytes - predicted.peak_bytes)
+    is_shorter = recorded.compute_ns < (1 - _MISTAKEN_TIME) * predicted.compute_ns
+    return is_shorter or wrong_bytes > _MISTAKEN_PEAK * recorded.peak_bytes
+
+
+class StepTally:
+    """The counts of one plan book. `made` includes the `tightened` plans."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.tightened = 0
+        self.recordings = 0
+        self._counts: Counter[Followed] = Counter()
+        self._last: Followed | None = None
+        self._is_recorded = False
+        self._choice: tuple[Ladder, Executor] | None = None  # of the running step
+
+    def recorded(self) -> None:
+        """The running step was recorded."""
+        self.recordings += 1
+        self._is_recorded = True
+
+    def made_one(self) -> None:
+        """A plan was made."""
+        self.made += 1
+
+    def made_again(self) -> None:
+        """A plan was made again for less memory."""
+        self.made += 1
+        self.tightened += 1
+
+    def chose(self, ladder: Ladder, rung: Rung) -> None:
+        """The running step follows this rung."""
+        self._choice = ladder, rung.executor
+
+    def ended(self, first: SaveKey | None, ladder: Ladder | None) -> None:
+        """The running step began with `first`, and is of the kind that has this ladder."""
+        self._last = self._followed(first, ladder)
+        self._counts[self._last] += 1
+        self._is_recorded, self._choice = False, None
+
+    def _followed(self, first: SaveKey | None, ladder: Ladder | None) -> Followed:
+        if self._choice is None:
+            return Followed.RECORDED if self._is_recorded else Followed.UNPLANNED
+        chosen, executor = self._choice
+        if chosen is not ladder:
+            return Followed.ANOTHER_KIND
+        if executor.has_grown:
+            return Followed.OUTGREW
+        planned = executor.first_key
+        is_own = first is not None and planned is not None and first.size == planned.size
+        return Followed.OWN_SIZE if is_own else Followed.LARGER_SIZE
+
+    def plan_use(self, ladders: Iterable[Ladder]) -> PlanUse:
+        """The counts, with the plans of these ladders."""
+        plans = tuple(_size_plan(number, rung) for number, ladder in enumerate(ladders, 1) for rung in ladder.rungs)
+        counts = tuple(StepCount(one, self._counts[one]) for one in Followed if self._counts[one])
+        return PlanUse(plans, self.recordings, self.made, self.tightened, counts, self._last)
+
+
+def _size_plan(kind: int, rung: Rung) -> SizePlan:
+    offloaded_bytes = rung.executor.plan.offloaded_bytes
+    return SizePlan(kind, rung.first, rung.nbytes, offloaded_bytes, float(rung.slowdown), rung.steps)
