@@ -22,7 +22,7 @@ from vdnn import _C
 from vdnn.runtime.machine.gauges import Gauges, Mark, Peaks
 from vdnn.runtime.session import offload as offload_module
 from vdnn.runtime.session.session import Session
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.steps import StepWatch
 from vdnn.runtime.storage.transport import Transport
 from vdnn.step.plan import Plan
 

@@ -21,7 +21,7 @@ from vdnn.planning.search.effort import Effort
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps.planner import BudgetPlanner
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.steps import StepWatch
 from vdnn.step.plan import Action, Plan, PlannedLifetime, make_plan
 from vdnn.step.recording import Recording
 

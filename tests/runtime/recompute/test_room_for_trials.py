@@ -15,7 +15,7 @@ from tests.runtime.rigs.networks import images, perceptron, small_resnet
 from vdnn.runtime.machine.gauges import VirtualGauges
 from vdnn.runtime.recompute.trial import Trial
 from vdnn.runtime.session.session import Session
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.steps import StepWatch
 
 
 def encoder() -> nn.Module:

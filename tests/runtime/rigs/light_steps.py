@@ -19,7 +19,7 @@ from tests.runtime.rigs.settled_steps import settling_of
 from vdnn._C import Device, OrderingChecker, SimDevice
 from vdnn.runtime.session.light_storages import LightStorages
 from vdnn.runtime.session.session import Session
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.steps import StepWatch
 from vdnn.runtime.storage.transport import Transport
 from vdnn.step.plan import Absence, Action, Plan, PlannedLifetime, PlannedPoint
 from vdnn.step.recording import PointKind, Recording

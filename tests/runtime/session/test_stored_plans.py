@@ -24,7 +24,7 @@ from vdnn.runtime.recompute.proofs import Proofs, disabled_recipes
 from vdnn.runtime.recompute.trial import Trial
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps import plan_store
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.steps import StepWatch
 from vdnn.step.stored_plans import read_file, read_header, write_file
 
 ROOT = Path(__file__).parents[3]

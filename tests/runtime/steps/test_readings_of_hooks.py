@@ -14,7 +14,7 @@ from vdnn import _C
 from vdnn.runtime.machine.gauges import Peaks, VirtualGauges
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute.trial import Trial
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.steps import StepWatch
 from vdnn.runtime.steps.watched_step import ObservedHook
 
 _MOST_BETWEEN_STEPS = 16

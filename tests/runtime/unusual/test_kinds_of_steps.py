@@ -16,7 +16,7 @@ from tests.runtime.unusual.loops_by_turns import kinds_in_turn, wgan_gp
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps.kinds import StepKinds, kind_with
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.steps import StepWatch
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.step.recording import SaveKey
 

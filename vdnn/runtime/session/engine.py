@@ -29,9 +29,7 @@ from vdnn.runtime.session.hooks import Packer
 from vdnn.runtime.session.marked import marked_modules, marked_storages
 from vdnn.runtime.session.saves import Saves
 from vdnn.runtime.session.unseen import Unseen
-from vdnn.runtime.steps.options import StepOptions
-from vdnn.runtime.steps.unwatched import Steps, UnwatchedSteps
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.steps import StepOptions, Steps, StepWatch, UnwatchedSteps
 from vdnn.runtime.storage.counters import Counters
 from vdnn.runtime.storage.integrity import IntegrityCheck
 from vdnn.runtime.storage.managed_storage import ManagedStorage

@@ -26,7 +26,7 @@ from vdnn.runtime.session.missing import Missing
 from vdnn.runtime.session.saves import Saves
 from vdnn.runtime.session.session_recipes import SessionRecipes
 from vdnn.runtime.session.settled_hooks import SettledHooks
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.steps import StepWatch
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor, unpack_without_hooks
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView, full_view

@@ -23,7 +23,7 @@ from vdnn.runtime.session.saves import Saves
 from vdnn.runtime.steps.script_sizes import EventLater, event_of
 from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import Event
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.steps import StepWatch
 from vdnn.runtime.storage.counters import Counters
 from vdnn.runtime.storage.discarded import CountedRecipe
 from vdnn.runtime.storage.facts import Geometry, StorageFacts, label_of

@@ -15,7 +15,7 @@ import torch
 from vdnn._C import KeptSave, LightSave
 from vdnn.errors import VdnnError
 from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
-from vdnn.runtime.steps.unwatched import Steps
+from vdnn.runtime.steps.steps import Steps
 from vdnn.runtime.storage.discarded import Recomputable, missing_for
 from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.storage.managed_storage import ManagedStorage

@@ -40,8 +40,8 @@ from vdnn.runtime.session.managed_optimizers import (
 from vdnn.runtime.session.marked import mark_to_keep
 from vdnn.runtime.session.plan_folders import path_of, plan_folder
 from vdnn.runtime.session.session import Session, active_session
-from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.planner import BudgetPlanner
+from vdnn.runtime.steps.steps import StepOptions
 from vdnn.runtime.storage.transport import Transport, TransportOptions
 from vdnn.step.plan import Plan
 from vdnn.user_warnings import warn

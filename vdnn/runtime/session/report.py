@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vdnn.bytesize import format_bytes
 from vdnn.planning.least_memory import describe_interval, least_bytes
-from vdnn.runtime.steps.unwatched import Steps
+from vdnn.runtime.steps.steps import Steps
 from vdnn.runtime.storage.counters import Counters
 from vdnn.runtime.storage.holders import describe_holders
 from vdnn.runtime.storage.transport import Transport

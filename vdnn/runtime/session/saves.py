@@ -18,8 +18,7 @@ from vdnn.runtime.recompute.readers import Readers
 from vdnn.runtime.session.exemptions import Exemptions
 from vdnn.runtime.session.missing import Missing
 from vdnn.runtime.session.session_recipes import SessionRecipes
-from vdnn.runtime.steps.unwatched import Steps
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.steps import Steps, StepWatch
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.storage.deferred_copies import DeferredCopies
 from vdnn.runtime.storage.facts import StorageFacts, is_dense

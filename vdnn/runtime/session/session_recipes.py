@@ -37,7 +37,7 @@ from vdnn.runtime.recompute.rechecks import Check, Rechecks
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.recompute.snapshots import Snapshots
 from vdnn.runtime.recompute.tolerance import Tolerance
-from vdnn.runtime.steps.unwatched import Steps
+from vdnn.runtime.steps.steps import Steps
 from vdnn.runtime.storage.deferred_copies import AfterOperation
 from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.storage.managed_storage import ManagedStorage

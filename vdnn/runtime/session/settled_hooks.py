@@ -31,7 +31,7 @@ from vdnn.runtime.session.missing import recomputed
 from vdnn.runtime.session.saves import Saves
 from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import NO_LIFETIME, Event, EventKind
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.steps import StepWatch
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.discarded import CountedRecipe
 from vdnn.runtime.storage.kept import kept_tensor

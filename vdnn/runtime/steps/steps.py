@@ -4,27 +4,36 @@ A step ends with session.step(), otherwise as ends.py decides. A step without sa
 The first step after the warm-up is recorded. With a planner, so are those of the warm-up, and one step of every further
 kind: see plan_book.py. Of the steps that follow a plan, only the first are measured, unless the session measures. Only
 the first of several devices is watched.
+
+The steps of a session that watches none are counted, and nothing else is known of them. They answer the hooks as
+StepWatch does, so that watched and unwatched saves take one path.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
 
 from vdnn._C import KeptSave
 from vdnn.errors import VdnnError
 from vdnn.runtime.machine.gauges import Gauges
+from vdnn.runtime.recompute.codecs import LOSSLESS
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
+from vdnn.runtime.steps.earlier_graphs import EarlierGraphs
 from vdnn.runtime.steps.ends import Found, StepEnds
+from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.guard import Guard
 from vdnn.runtime.steps.measurement import BudgetLedger, MeasuredSteps, Meter, Over
-from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.plan_book import PlanBook
 from vdnn.runtime.steps.plan_guard import PlanGuard
+from vdnn.runtime.steps.plan_store import PlanFolder
+from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.settling import Settling
-from vdnn.runtime.steps.step_guards import StepGuards
 from vdnn.runtime.steps.watched_step import ObservedHook, WatchedStep
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
@@ -35,6 +44,90 @@ from vdnn.step.plan import Action, Plan
 from vdnn.step.plan_use import PlanUse
 from vdnn.step.recording import Recording, SaveKey
 from vdnn.step.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """Options for steps. Without gauges nothing is recorded or measured; following a plan needs none. `measures`: every
+    step is measured, not only those that are recorded or checked. `recomputes`: plans may recompute storages, or pack
+    them by these codecs. `folder` has the plans of earlier runs."""
+
+    gauges_for: Callable[[Transport], Gauges] | None = None
+    measures: bool = False
+    warmup_steps: int = 1
+    plan: Plan | None = None
+    planner: BudgetPlanner | None = None
+    recomputes: bool = True
+    codecs: tuple[str, ...] = LOSSLESS
+    folder: PlanFolder | None = None
+
+    @property
+    def unmeasured_steps(self) -> int:
+        """The first steps that are neither recorded nor measured. With a budget in bytes there are none. The budget
+        "min" is what a step takes at least, and the first ones may take less than those behind them."""
+        return 0 if self.planner is not None and not self.planner.wants_the_least else self.warmup_steps
+
+
+class StepGuards:
+    """The guards of one session. `offload` issues a copy as soon as the running operation is over."""
+
+    def __init__(
+        self,
+        planner: BudgetPlanner | None,
+        plans: PlanBook,
+        modules: ModuleWatch,
+        settling: Settling,
+        offload: Callable[[ManagedStorage], None],
+    ) -> None:
+        self._planner = planner
+        self._plans = plans
+        self._modules = modules
+        self._settling = settling
+        self._offload = offload
+        self._transport: Transport | None = None  # of the last guard
+        self.earlier = EarlierGraphs()
+
+    def guard(
+        self, transport: Transport | None, executor: Executor | None, resident_bytes: int, now_bytes: int
+    ) -> Guard | None:
+        """The guard of a step, or of the rest of one, which follows a plan or none; None if it has no budget in bytes.
+        `resident_bytes` were allocated when the step began, `now_bytes` are at its first save."""
+        budget_bytes = None
+        if self._planner is not None and transport is not None:
+            budget_bytes = self._planner.fixed_bytes(transport.device.info.total_bytes)
+        if budget_bytes is None or transport is None:
+            return None
+        self._transport, transport.has_room = transport, None
+        if executor is None:
+            window_bytes = transport.wide_window_bytes
+            taken_bytes = resident_bytes + self._modules.parameters.nbytes() + window_bytes
+            guard = Guard(budget_bytes - taken_bytes, self._offload)
+            guard.window_bytes, guard.in_flight_bytes = window_bytes, lambda: transport.in_flight_bytes
+            transport.has_room = guard.has_room
+        else:
+            room_bytes = self._plans.room_bytes(executor, budget_bytes, now_bytes)
+            if room_bytes is None:
+                return None
+            guard = PlanGuard(room_bytes, self._offload, executor, self._plans.unforeseen_bytes)
+        guard.gated_bytes = self._settling.gated_bytes
+        guard.earlier = self.earlier
+        return guard
+
+    def step_ended(self, guard: Guard | None, outliving: list[ManagedStorage]) -> int:
+        """A step with this guard is over, and these of its storages are alive. Copies of freed graphs, and offloaded
+        storages of live ones, must not count in the next step. Returns the bytes that earlier graphs held in it."""
+        earlier_bytes = sum(self.earlier.bytes)
+        kept = {} if guard is None else guard.kept
+        if guard is not None:
+            guard.step_ended()
+        if self._transport is not None:
+            self._transport.has_room = None
+        for managed in outliving:
+            managed.release()
+            managed.release_unused_reload()  # of a plan that took it for another storage
+        self.earlier.step_ended(outliving, kept)
+        return earlier_bytes
+
 
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 # A result, and what is made of it before it is freed, such as its log_softmax.
@@ -257,7 +350,7 @@ class StepWatch:
 
     # Called in the hooks, in this order.
 
-    def hook(self, transport: Transport) -> contextlib.AbstractContextManager[object]:
+    def hook(self, transport: Transport) -> AbstractContextManager[object]:
         """A context around everything that a hook does on the device."""
         if self.transport is None:
             self._open(transport)
@@ -431,7 +524,7 @@ class StepWatch:
         """The planned action for encoded bytes."""
         return self._step.saved_encoded(managed, key) if self._is_in_hook else None
 
-    def recomputing(self, transport: Transport) -> contextlib.AbstractContextManager[None]:
+    def recomputing(self, transport: Transport) -> AbstractContextManager[None]:
         """A context around the recompute of a discarded storage: it computes, and its operands have hooks."""
         return self._step.recomputing(self.gauges, transport)
 
@@ -496,3 +589,83 @@ class StepWatch:
         self._ends.used_earlier_save()
         if self._step.recorder is not None:
             self._step.recorder.used_earlier_save()
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+class UnwatchedSteps:
+    """The steps of one session. A step ends at session.step() or at an optimizer's step.
+
+    With `recomputes`, every storage is recomputed that can be; the policy decides about the others.
+    """
+
+    is_watching = False
+    looks_for_recomputes = False
+    codecs = LOSSLESS
+    settling = budget = gauges = recording = plan = plan_use = timeline = first_difference = save_key = None
+    save_form = None
+    follows_stored_plan = False
+    stored_lines: tuple[str, ...] = ()
+
+    def __init__(self, on_step_end: Callable[[], None], *, recomputes: bool) -> None:
+        self.steps = 0  # the number of finished steps
+        self.recomputes = recomputes
+        self._action = Action.RECOMPUTE if recomputes else None
+        self._on_step_end = on_step_end
+
+    def predicted(self) -> None:
+        """Nothing was planned."""
+
+    def store_plans(self) -> None:
+        """There are none."""
+
+    def forget_stored_plans(self) -> None:
+        """There are none."""
+
+    def resumed(self) -> None:
+        """Does nothing: nothing is measured."""
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        self.end_step()
+
+    def end_step(self) -> None:
+        self.steps += 1
+        self._on_step_end()
+
+    def end_step_if_graphs_are_gone(self) -> None:
+        """Does nothing: nobody counts the graphs."""
+
+    # Called in the hooks.
+
+    def hook(self, transport: Transport) -> AbstractContextManager[object]:
+        return _NOTHING
+
+    def recomputing(self, transport: Transport) -> AbstractContextManager[None]:
+        return _NOTHING
+
+    def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool) -> Action | None:
+        """The action for a storage at its first save; None if the policy decides."""
+        return self._action if is_new else None
+
+    def encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
+        return None
+
+    def can_be_recomputed(
+        self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], cost: RecomputeCost
+    ) -> None:
+        """Does nothing: there is no recording."""
+
+    def has_room_for_trial(self, transport: Transport, nbytes: int) -> bool:
+        """There is no budget."""
+        return True
+
+    def make_room_for_trial(self, transport: Transport, nbytes: int) -> bool:
+        """There is no budget."""
+        return True
+
+    def cannot_be_recomputed(self, managed: ManagedStorage) -> None:
+        """Does nothing: there is no recording."""
+
+
+Steps = StepWatch | UnwatchedSteps
