@@ -40,12 +40,27 @@ def test_each_storage_is_visited_once_though_operations_use_their_saves_in_ascen
     assert max(one.visits for one in saved) <= saves_of_an_operation
 
 
-def test_a_second_backward_pass_looks_ahead_from_its_first_use() -> None:
+def test_each_storage_is_visited_once_though_recomputes_use_what_lies_far_ahead() -> None:
+    lookahead, saved = Lookahead(), [OnDevice() for _ in range(200)]
+    for one in saved:
+        given: Any = one
+        lookahead.note(given)
+    for one in saved:
+        one.visits = 0
+    for index in range(199, 0, -1):
+        for one in (*saved[max(0, index - 40) : index - 20], saved[index]):
+            used: Any = one
+            lookahead.used(used)
+    assert max(one.visits for one in saved) <= 1
+
+
+def test_a_second_backward_pass_looks_ahead_from_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     lookahead, saved = Lookahead(), [OnDevice() for _ in range(40)]
     for one in saved:
         given: Any = one
         lookahead.note(given)
-    for _ in range(2):
+    for backward in range(2):
+        monkeypatch.setattr("vdnn.runtime.storage.lookahead.graph_task", lambda backward=backward: backward)
         for one in saved:
             one.visits = 0
         for one in reversed(saved):

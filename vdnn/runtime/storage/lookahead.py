@@ -11,6 +11,7 @@ from collections import deque
 
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.backward_ends import graph_task
 
 # One operation may use its saves in any order, so a storage is unused by the backward pass only if it was saved after
 # all of this many recent uses.
@@ -24,6 +25,8 @@ class Lookahead:
         self._order: list[weakref.ref[ManagedStorage]] = []
         self._last_used = 0  # position of the last use
         self._ahead = 0  # reloads were issued down to this position
+        self._backward, self._begin = -1, -1  # the backward pass, and the position from which they were issued in it
+        self._issued = -1, -1  # a later begin has yet to reach the first position: down to the second they were issued
         self._recent: deque[int] = deque(maxlen=_SAVES_OF_AN_OPERATION)  # positions of the last uses
         self._prefetched: deque[weakref.ref[ManagedStorage]] = deque()  # reloads that were issued before their use
         self._prune_at = 64  # entries in _order; after pruning, twice what is left
@@ -46,6 +49,7 @@ class Lookahead:
         self._prune_at = max(64, 2 * len(self._order))
         self._recent.clear()
         self._last_used = 0
+        self._backward, self._begin, self._issued = -1, -1, (-1, -1)
 
     def living(self) -> list[ManagedStorage]:
         return [managed for reference in self._order if (managed := reference()) is not None]
@@ -57,18 +61,25 @@ class Lookahead:
         """Issues the reloads of storages that were saved before `managed`.
 
         Within one backward pass it continues where the last call stopped: to start again at each use would take
-        n * n visits in a step of n saves.
+        n * n visits in a step of n saves. An operation may use its saves in ascending order, and a recompute uses what
+        it reads far ahead.
         """
         position = managed.position
         if position < 0:
             return
-        order, transport = self._order, managed.transport
-        # An operation may use its saves in ascending order, too.
-        continues = position < self._last_used or (bool(self._recent) and position <= max(self._recent))
-        index = min(self._ahead if continues else position, position, len(order))
+        order, transport, backward = self._order, managed.transport, graph_task()
+        if backward != self._backward:
+            self._backward, self._begin, self._ahead, self._issued = backward, position, position, (-1, -1)
+        elif position > self._begin:
+            self._issued = (self._begin, self._ahead) if self._issued[0] < 0 else (-1, -1)
+            self._begin = self._ahead = position
+        index, issued_from = min(self._ahead, position, len(order)), self._issued[0]
         self._last_used = position
         self._recent.append(position)
         while index:
+            if index <= issued_from:
+                index, issued_from, self._issued = min(index, self._issued[1]), -1, (-1, -1)
+                continue
             earlier = order[index - 1]()
             if (
                 earlier is not None
