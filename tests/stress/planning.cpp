@@ -34,6 +34,7 @@ RecordedStep make_step() {
     const std::int32_t storage = is_save ? point : 2 * storages - 1 - point;
     const std::int64_t held = is_save ? point + 1 : 2 * storages - point;
     points.compute_ns.push_back(point_ns);
+    points.issue_ns.push_back(point_ns / 2);
     points.allocated_bytes.push_back(held * storage_bytes);
     points.peak_bytes.push_back((held + 2) * storage_bytes);
     points.kinds.push_back(is_save ? StepPoint::Save : is_end ? StepPoint::End : StepPoint::Use);
@@ -41,8 +42,8 @@ RecordedStep make_step() {
   }
   for (std::int32_t storage = 0; storage < storages; ++storage) {
     const std::int32_t use = 2 * storages - 1 - storage;
-    StepRecompute recompute{{}, -1, 0, 0, 0, 0, 0};
-    if (storage % 2 != 0) recompute = {{storage - 1}, storage, point_ns, storage_bytes, 0, 0, 0};
+    StepRecompute recompute{{}, -1, 0, 0, 0, 0, 0, 0, 0};
+    if (storage % 2 != 0) recompute = {{storage - 1}, storage, point_ns, storage_bytes, 0, 0, 0, 0, 0};
     lifetimes.push_back({{storage_bytes, storage, storage + 1, use + 1}, {use}, {use + 1}, recompute});
   }
   return {std::move(points), std::move(lifetimes)};
