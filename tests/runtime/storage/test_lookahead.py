@@ -60,7 +60,7 @@ def test_a_second_backward_pass_looks_ahead_from_its_first_use(monkeypatch: pyte
         given: Any = one
         lookahead.note(given)
     for backward in range(2):
-        monkeypatch.setattr("vdnn.runtime.storage.lookahead.graph_task", lambda backward=backward: backward)
+        monkeypatch.setattr("vdnn.runtime.storage.lookahead._graph_task", lambda backward=backward: backward)
         for one in saved:
             one.visits = 0
         for one in reversed(saved):

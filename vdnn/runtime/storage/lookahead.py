@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable
+
+import torch
 
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.transport import Transport
-from vdnn.runtime.torch_internals.backward_ends import graph_task
 
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 # One operation may use its saves in any order, so a storage is unused by the backward pass only if it was saved after
 # all of this many recent uses.
 _SAVES_OF_AN_OPERATION = 8
@@ -67,13 +70,15 @@ class Lookahead:
         position = managed.position
         if position < 0:
             return
-        order, transport, backward = self._order, managed.transport, graph_task()
+        order, transport, backward = self._order, managed.transport, _graph_task()
         if backward != self._backward:
             self._backward, self._begin, self._ahead, self._issued = backward, position, position, (-1, -1)
         elif position > self._begin:
             self._issued = (self._begin, self._ahead) if self._issued[0] < 0 else (-1, -1)
             self._begin = self._ahead = position
-        index, issued_from = min(self._ahead, position, len(order)), self._issued[0]
+        index, issued_from = (position if position < self._ahead else self._ahead), self._issued[0]
+        if index > len(order):
+            index = len(order)
         self._last_used = position
         self._recent.append(position)
         while index:
