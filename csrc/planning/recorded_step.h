@@ -50,7 +50,7 @@ class RecordedStep {
     std::vector<StepPoint> kinds;
     std::vector<std::int32_t> lifetimes;  // -1 for none
     std::vector<std::int64_t> issue_ns;
-    bool synchronizes;
+    bool synchronizes = false;
   };
 
   // Throws InvalidArgument if indices or sizes are inconsistent.

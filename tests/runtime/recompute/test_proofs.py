@@ -26,7 +26,6 @@ from vdnn.runtime.recompute import compiled_search, table
 from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs
 from vdnn.runtime.recompute.recipe import _with_geometry
 from vdnn.runtime.recompute.tolerance import Tolerance
-from vdnn.runtime.recompute.trial import Trial
 
 
 def test_without_a_plan_a_parameter_that_nobody_saves_may_be_modified_before_the_backward(
@@ -251,28 +250,3 @@ def test_a_recipe_returns_the_dtype_shape_and_strides_of_what_was_saved_or_says_
 def test_bad_input_is_refused() -> None:
     with pytest.raises(TypeError, match="recompute: expected True or False, got 'yes'"):
         vdnn.offload(recompute="yes")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("options", "tries_again"), [({}, False), ({"recheck": 0}, True), ({"tolerance": 1e-6}, True)])
-def test_without_a_plan_a_save_is_tried_once(
-    options: dict[str, Any], tries_again: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a tolerance, or where no recheck finds a recipe that becomes wrong, each value is tried in each step."""
-    trials: list[Trial] = []
-    run = Trial.run
-
-    def noted(trial: Trial) -> torch.Tensor:
-        trials.append(trial)
-        return run(trial)
-
-    monkeypatch.setattr(Trial, "run", noted)
-    model, x = conv_chain(), images()
-    counts = []
-    with vdnn.offload("recompute-all", device="sim", min_bytes=0, **options) as session:
-        for _ in range(3):
-            model(x).square().sum().backward()
-            session.step()
-            counts.append(len(trials))
-            trials.clear()
-    assert counts[0]
-    assert counts[1:] == ([counts[0]] * 2 if tries_again else [0, 0])

@@ -92,12 +92,7 @@ class Engine:
         self._checked_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         saves_of_steps: list[weakref.ref[Saves]] = []  # the steps evict by the saves, which need the steps
         self.steps: Steps = (
-            UnwatchedSteps(
-                self.modules,
-                _weakly(self.compare_hashes),
-                recomputes=self.policy.recomputes,
-                trusts_trials=options.tolerance is None and options.recheck > 0,
-            )
+            UnwatchedSteps(_weakly(self.compare_hashes), recomputes=self.policy.recomputes)
             if options.steps is None
             else StepWatch(options.steps, self.modules, _weakly(self.compare_hashes), _evict_by(saves_of_steps))
         )

@@ -33,7 +33,6 @@ from vdnn.runtime.steps.plan_guard import PlanGuard
 from vdnn.runtime.steps.plan_store import PlanFolder
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.steps.recorder import Recorder
-from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.steps.settling import Settling
 from vdnn.runtime.steps.watched_step import ObservedHook, WatchedStep
 from vdnn.runtime.storage.managed_storage import ManagedStorage
@@ -593,7 +592,6 @@ class StepWatch:
 
 
 _NOTHING = contextlib.nullcontext()
-_MOST_SAVES = 1 << 16
 
 
 class UnwatchedSteps:
@@ -605,21 +603,14 @@ class UnwatchedSteps:
     is_watching = False
     looks_for_recomputes = False
     codecs = LOSSLESS
-    settling = budget = gauges = recording = plan = plan_use = timeline = first_difference = None
+    settling = budget = gauges = recording = plan = plan_use = timeline = first_difference = save_key = None
+    save_form = None
     follows_stored_plan = False
     stored_lines: tuple[str, ...] = ()
 
-    def __init__(
-        self, modules: ModuleWatch, on_step_end: Callable[[], None], *, recomputes: bool, trusts_trials: bool
-    ) -> None:
-        """`trusts_trials`: a recipe that was exact for a save is not tried again for that of later steps."""
+    def __init__(self, on_step_end: Callable[[], None], *, recomputes: bool) -> None:
         self.steps = 0  # the number of finished steps
         self.recomputes = recomputes
-        self._trusts_trials = recomputes and trusts_trials
-        self.save_key: SaveKey | None = None  # of the last save of this step; None: its recipe is tried in any case
-        self.save_form: Form | None = None
-        self._modules = modules
-        self._keys = SaveKeys()
         self._action = Action.RECOMPUTE if recomputes else None
         self._on_step_end = on_step_end
 
@@ -640,12 +631,10 @@ class UnwatchedSteps:
 
     def end_step(self) -> None:
         self.steps += 1
-        self._keys = SaveKeys()
         self._on_step_end()
 
     def end_step_if_graphs_are_gone(self) -> None:
-        """Nobody counts the graphs. What is saved from here on has the keys of a step's begin."""
-        self._keys = SaveKeys()
+        """Does nothing: nobody counts the graphs."""
 
     # Called in the hooks.
 
@@ -657,10 +646,6 @@ class UnwatchedSteps:
 
     def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool) -> Action | None:
         """The action for a storage at its first save; None if the policy decides."""
-        if self._trusts_trials:
-            if len(self._keys.saves) >= _MOST_SAVES:  # a program whose steps nobody ends
-                self._keys = SaveKeys()
-            self.save_key, self.save_form = self._keys.key(tensor, self._modules), self._keys.form
         return self._action if is_new else None
 
     def encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
