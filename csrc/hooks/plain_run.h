@@ -1,4 +1,4 @@
-// Runs a function of Python as no program has touched torch's modes: no graph, no autocast, no function modes.
+// Runs a function of Python while torch's modes are off: no graph, no autocast, no function modes.
 #pragma once
 
 #include <Python.h>

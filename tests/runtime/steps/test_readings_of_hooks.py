@@ -87,6 +87,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def train_measured(options: dict[str, Any]) -> None:
+    with VirtualMachine("titan-x", fake=False) as machine:
+        torch.manual_seed(0)
+        model, x = conv_chain(), images()
+        with vdnn.offload(device=machine, measure=True, min_bytes=0, **options) as session:
+            for _ in range(5):
+                model(x).square().sum().backward()
+                session.step()
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_hook_that_says_that_it_has_changed_no_memory_has_not(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -115,13 +125,7 @@ def test_a_hook_that_says_that_it_has_changed_no_memory_has_not(
     monkeypatch.setattr(Trial, "run", noted)
     monkeypatch.setattr(VirtualGauges, "hook_begins", begins)
     monkeypatch.setattr(VirtualGauges, "hook_ends", ends)
-    with VirtualMachine("titan-x", fake=False) as machine:
-        torch.manual_seed(0)
-        model, x = conv_chain(), images()
-        with vdnn.offload(device=machine, measure=True, min_bytes=0, **options) as session:
-            for _ in range(5):
-                model(x).square().sum().backward()
-                session.step()
+    train_measured(options)
     assert unchanged
     assert all(unchanged)
 
@@ -139,12 +143,6 @@ def test_the_time_of_a_hook_that_says_that_it_is_idle_stands_still(
         end(self)
 
     monkeypatch.setattr(ObservedHook, "end", ends)
-    with VirtualMachine("titan-x", fake=False) as machine:
-        torch.manual_seed(0)
-        model, x = conv_chain(), images()
-        with vdnn.offload(device=machine, measure=True, min_bytes=0, **options) as session:
-            for _ in range(5):
-                model(x).square().sum().backward()
-                session.step()
+    train_measured(options)
     assert still
     assert all(still)

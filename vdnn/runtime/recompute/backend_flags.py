@@ -1,9 +1,9 @@
 """The settings of torch that choose kernels or change results: read all at once, and set for a recompute.
 
 Each setting is read by a C function, if this version of torch has it. vdnn._C.TorchSettings calls these functions, and
-remembers under which settings operations ran. The legacy TF32 getters are not read: they
-raise after the precision of a single backend was set, and kernels do not read them. `changes_to` returns how to set
-earlier values and how to restore the present ones. This module never initializes CUDA.
+remembers under which settings operations ran. The legacy TF32 getters are not read: they raise after the precision of a
+single backend was set, and kernels do not read them. `changes_to` returns how to set earlier values and how to restore
+the present ones. This module never initializes CUDA.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Template:
     run: Run
 
 
-@dataclass(slots=True, eq=False)  # a frozen one takes three times as long to make
+@dataclass(slots=True, eq=False)  # a frozen one takes four times as long to make
 class Recipe:
     """Made by find_recipe, and never changed. `operands` are the managed saves among what is `given`, in the order in
     which they are unpacked, and `light_operands` those that the native gate moves. `nodes`: the sequence numbers of the

@@ -74,7 +74,7 @@ class Packer:
         if steps.recomputes:
             saves.recipes = SessionRecipes(unpack, steps, tolerance, rechecks, readers, modules.running)
         saves.missing = Missing(self.unpack if settled is None else settled.unpack_operand, steps, readers)
-        saves.saved = None if settled is None else settled.look_again
+        saves.after_save = None if settled is None else settled.look_again
 
     def watch_modules(self) -> Iterator[Callable[[], None]]:
         """Notes at module calls what recipes need. Yields what ends that, for the session that installs this."""

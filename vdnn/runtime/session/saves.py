@@ -45,7 +45,7 @@ class Saves:
     """Callers hold the lock. See [Note: One hook at a time].
 
     If the steps are watched, every save that may move is managed and recorded, whatever its action is. `missing` and
-    `recipes` are the hooks' to set: both unpack. `saved` is called at the end of each managed save.
+    `recipes` are the hooks' to set: both unpack. `after_save` is called at the end of each managed save.
     """
 
     missing: Missing
@@ -71,7 +71,7 @@ class Saves:
         self.lookahead = Lookahead()
         self.deferred = DeferredCopies()
         self.recipes: SessionRecipes | None = None
-        self.saved: Callable[[], None] | None = None
+        self.after_save: Callable[[], None] | None = None
         self._modules = modules
         self._forks = forks.count
 
@@ -90,7 +90,7 @@ class Saves:
         self.missing.cut()
         if self.recipes is not None:
             self.recipes.cut()
-        self.saved = None
+        self.after_save = None
 
     @property
     def in_forked_child(self) -> bool:
@@ -190,8 +190,8 @@ class Saves:
                 self.counters.keep(Kept.PLAN, managed.nbytes)
         if self.recipes is not None and part is tensor:
             self.recipes.saved(packed, tensor, node, is_new=is_new)
-        if self.saved is not None:
-            self.saved()
+        if self.after_save is not None:
+            self.after_save()
         return packed
 
     def follow(

@@ -65,7 +65,7 @@ _MOST_BYTES = 256 << 20
 _OLD_PARTIAL_S = 3600  # a file that was being written so long ago never will be
 
 
-class Training(NamedTuple):
+class TrainingIdentity(NamedTuple):
     """Identifies the plans of one model. `model` is the name of its class."""
 
     model: str
@@ -79,7 +79,7 @@ class Training(NamedTuple):
         return f"{name}-{hashlib.sha256(known_by.encode()).hexdigest()[:16]}{_END}"
 
 
-class Found(NamedTuple):
+class Loaded(NamedTuple):
     """The stored plans of a training; None with a sentence that says why there are none."""
 
     plans: StoredPlans | None
@@ -109,7 +109,7 @@ class PlanFolder:
             return False
         return True
 
-    def load(self, training: Training) -> Found:
+    def load(self, training: TrainingIdentity) -> Loaded:
         """The stored plans of this training. Says so in the log if there are some that are refused."""
         path = self.path / training.file_name
         try:
@@ -118,7 +118,7 @@ class PlanFolder:
             if difference is None:
                 with contextlib.suppress(OSError):
                     os.utime(path)  # it was used
-                return Found(unpacked(path, body), "")
+                return Loaded(unpacked(path, body), "")
         except FileNotFoundError:
             return self._none(training)
         except FormatError as error:
@@ -127,7 +127,7 @@ class PlanFolder:
             return refused(f"stored plans cannot be read from {path} ({_reason(error)}). Plans are made anew.")
         return refused(f"stored plans in {path} are {difference}. Plans are made anew.")
 
-    def store(self, training: Training, plans: StoredPlans) -> bool:
+    def store(self, training: TrainingIdentity, plans: StoredPlans) -> bool:
         """Replaces the stored plans of this training. False, with a warning, if that is not possible."""
         body = packed(plans)
         version = str(torch.__version__)
@@ -140,19 +140,19 @@ class PlanFolder:
         self._remove_oldest()
         return True
 
-    def forget(self, training: Training) -> None:
+    def forget(self, training: TrainingIdentity) -> None:
         """Removes the stored plans of this training."""
         with contextlib.suppress(OSError):
             (self.path / training.file_name).unlink(missing_ok=True)
 
-    def _none(self, training: Training) -> Found:
+    def _none(self, training: TrainingIdentity) -> Loaded:
         """There is no file of this training. Names the difference to the most similar file."""
         differences = [one for one in (_difference(path, training) for path in self._files()) if one is not None]
         if not differences:
-            return Found(None, f"no stored plans in {self.path} yet")
+            return Loaded(None, f"no stored plans in {self.path} yet")
         number, sentence = min(differences)
         more = f" and {number - 1} more" if number > 1 else ""
-        found = Found(None, f"no stored plans of this training in {self.path}: the nearest differ in {sentence}{more}")
+        found = Loaded(None, f"no stored plans of this training in {self.path}: the nearest differ in {sentence}{more}")
         logger.info("vdnn: %s. Plans are made anew.", found.sentence)
         return found
 
@@ -179,9 +179,9 @@ class PlanFolder:
                     path.unlink(missing_ok=True)
 
 
-def refused(sentence: str) -> Found:
+def refused(sentence: str) -> Loaded:
     logger.warning("vdnn: %s", sentence)
-    return Found(None, sentence.rstrip("."))
+    return Loaded(None, sentence.rstrip("."))
 
 
 def _reason(error: OSError) -> str:
@@ -198,7 +198,7 @@ def _version_difference(header: StoredHeader, vdnn_version: str) -> str | None:
     return None
 
 
-def _difference(path: Path, training: Training) -> tuple[int, str] | None:
+def _difference(path: Path, training: TrainingIdentity) -> tuple[int, str] | None:
     """How many facts and lines of the structure differ, and the first one; None for a file that cannot be read."""
     try:
         header = read_header(path)
@@ -252,7 +252,7 @@ class Restored(NamedTuple):
 class _Model:
     """The file of one model, and the ladders in it that no step of this run has asked for."""
 
-    def __init__(self, training: Training, found: StoredPlans | None) -> None:
+    def __init__(self, training: TrainingIdentity, found: StoredPlans | None) -> None:
         self.training = training
         self.found = found
         self.waiting = [] if found is None else list(range(len(found.ladders)))
@@ -314,7 +314,7 @@ class PlanStore:
     def _load(self, model: torch.nn.Module | None, transport: Transport) -> _Model:
         info = transport.device.info
         card = Fact("card", info.name), Fact("its memory", exact_bytes(info.total_bytes))
-        training = Training(*structure_of(model), (*card, *self._folder.facts))
+        training = TrainingIdentity(*structure_of(model), (*card, *self._folder.facts))
         found = self._folder.load(training)
         plans, sentence = found
         if plans is not None and not self._may_recompute(transport) and _recomputes(plans):

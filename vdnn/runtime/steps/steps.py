@@ -132,7 +132,7 @@ class StepGuards:
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 # A result, and what is made of it before it is freed, such as its log_softmax.
 _PRODUCTS = 2
-_INSIDE_ANOTHER = contextlib.nullcontext()  # or on a device that is not watched
+_UNWATCHED = contextlib.nullcontext()  # around a hook that nobody watches, or that runs inside another one
 
 
 class StepWatch:
@@ -354,7 +354,7 @@ class StepWatch:
         """A context around everything that a hook does on the device."""
         if self.transport is None:
             self._open(transport)
-        return _INSIDE_ANOTHER if self._is_in_hook or transport is not self.transport else self
+        return _UNWATCHED if self._is_in_hook or transport is not self.transport else self
 
     def __enter__(self) -> None:
         """A hook begins. A context manager of contextlib's takes several times as long."""
@@ -591,9 +591,6 @@ class StepWatch:
             self._step.recorder.used_earlier_save()
 
 
-_NOTHING = contextlib.nullcontext()
-
-
 class UnwatchedSteps:
     """The steps of one session. A step ends at session.step() or at an optimizer's step.
 
@@ -639,10 +636,10 @@ class UnwatchedSteps:
     # Called in the hooks.
 
     def hook(self, transport: Transport) -> AbstractContextManager[object]:
-        return _NOTHING
+        return _UNWATCHED
 
     def recomputing(self, transport: Transport) -> AbstractContextManager[None]:
-        return _NOTHING
+        return _UNWATCHED
 
     def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool) -> Action | None:
         """The action for a storage at its first save; None if the policy decides."""

@@ -29,7 +29,8 @@ class Lookahead:
         self._last_used = 0  # position of the last use
         self._ahead = 0  # reloads were issued down to this position
         self._backward, self._begin = -1, -1  # the backward pass, and the position from which they were issued in it
-        self._issued = -1, -1  # a later begin has yet to reach the first position: down to the second they were issued
+        # Issued from an earlier begin of the same pass: from the first of these positions down to the second.
+        self._issued_before = -1, -1
         self._recent: deque[int] = deque(maxlen=_SAVES_OF_AN_OPERATION)  # positions of the last uses
         self._prefetched: deque[weakref.ref[ManagedStorage]] = deque()  # reloads that were issued before their use
         self._prune_at = 64  # entries in _order; after pruning, twice what is left
@@ -52,7 +53,7 @@ class Lookahead:
         self._prune_at = max(64, 2 * len(self._order))
         self._recent.clear()
         self._last_used = 0
-        self._backward, self._begin, self._issued = -1, -1, (-1, -1)
+        self._backward, self._begin, self._issued_before = -1, -1, (-1, -1)
 
     def living(self) -> list[ManagedStorage]:
         return [managed for reference in self._order if (managed := reference()) is not None]
@@ -72,18 +73,18 @@ class Lookahead:
             return
         order, transport, backward = self._order, managed.transport, _graph_task()
         if backward != self._backward:
-            self._backward, self._begin, self._ahead, self._issued = backward, position, position, (-1, -1)
+            self._backward, self._begin, self._ahead, self._issued_before = backward, position, position, (-1, -1)
         elif position > self._begin:
-            self._issued = (self._begin, self._ahead) if self._issued[0] < 0 else (-1, -1)
+            self._issued_before = (self._begin, self._ahead) if self._issued_before[0] < 0 else (-1, -1)
             self._begin = self._ahead = position
-        index, issued_from = (position if position < self._ahead else self._ahead), self._issued[0]
+        index, issued_from = (position if position < self._ahead else self._ahead), self._issued_before[0]
         if index > len(order):
             index = len(order)
         self._last_used = position
         self._recent.append(position)
         while index:
             if index <= issued_from:
-                index, issued_from, self._issued = min(index, self._issued[1]), -1, (-1, -1)
+                index, issued_from, self._issued_before = min(index, self._issued_before[1]), -1, (-1, -1)
                 continue
             earlier = order[index - 1]()
             if (
