@@ -40,8 +40,9 @@ def noting(more: Callable[[], Any] = contextlib.nullcontext) -> Iterator[list[nn
             norms.enter(module)
 
     watch.running.note(before, lambda module, output: norms.leave(module), torch_settings, plain_norms, None)
-    with watch:
-        yield watched
+    remove = watch.install()
+    yield watched
+    remove()
     watch.running.note_nothing()
     norms.remove()
 

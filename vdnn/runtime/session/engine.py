@@ -7,7 +7,6 @@ nested on one thread share an engine, too. Sessions on two threads at one time d
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Hashable
@@ -24,7 +23,7 @@ from vdnn.runtime.machine.tensor_device import TensorDevice
 from vdnn.runtime.recompute.rechecks import DEFAULT_ONE_IN, Rechecks
 from vdnn.runtime.recompute.tolerance import Tolerance
 from vdnn.runtime.session.abandoned import end_what_is_over, end_with_its_graphs
-from vdnn.runtime.session.function_transforms import hooks_that_step_aside
+from vdnn.runtime.session.function_transforms import let_hooks_step_aside
 from vdnn.runtime.session.hooks import Packer
 from vdnn.runtime.session.marked import marked_modules, marked_storages
 from vdnn.runtime.session.saves import Saves
@@ -113,7 +112,7 @@ class Engine:
         self._installing = threading.Lock()
         self._entries: list[_Entry] = []
         self._entered_streams: list[list[int]] = []  # different ones, each a handle for every CUDA device
-        self._installed = contextlib.ExitStack()
+        self._installed: list[Callable[[], object]] = []  # what removes each hook
 
     def __del__(self) -> None:
         """No session has this engine any more. Its hooks end with the last graph that needs them."""
@@ -129,14 +128,11 @@ class Engine:
         _free_what_is_over()
         with self._installing:
             if not self._entries:
-                with contextlib.ExitStack() as stack:
-                    stack.enter_context(self.modules)
-                    stack.enter_context(hooks_that_step_aside())
-                    for end in self.packer.watch_modules():
-                        stack.callback(end)
-                    stack.callback(register_optimizer_step_pre_hook(self._optimizer_steps).remove)
-                    stack.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
-                    self._installed = stack.pop_all()
+                try:
+                    self._install()
+                except BaseException:
+                    self._remove_hooks()
+                    raise
             self._entries.append(_Entry(session, threading.get_ident()))
         handles = streams_of_thread()
         if handles and handles not in self._entered_streams:
@@ -144,6 +140,22 @@ class Engine:
                 self._entered_streams.append(handles)
                 for transport in self.transports.opened():
                     self._adopt_entered(transport)
+
+    def _install(self) -> None:
+        installed = self._installed  # not an ExitStack, which costs as much as what it holds
+        installed.append(self.modules.install())
+        installed.append(let_hooks_step_aside())
+        installed.extend(self.packer.watch_modules())
+        installed.append(register_optimizer_step_pre_hook(self._optimizer_steps).remove)
+        installed.append(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
+
+    def _remove_hooks(self) -> None:
+        try:
+            while self._installed:
+                self._installed.pop()()
+        finally:
+            if self._installed:  # one was interrupted
+                self._remove_hooks()
 
     def _adopt_entered(self, transport: Transport) -> None:
         """The program may allocate on the stream on which it entered the session, and save on others alone."""
@@ -155,7 +167,7 @@ class Engine:
         with self._installing:
             self._entries.remove(_Entry(session, threading.get_ident()))
             if not self._entries:
-                self._installed.close()
+                self._remove_hooks()
         _free_what_is_over()
 
     def is_free_for(self, session: object) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,21 +38,16 @@ _count_lock = threading.Lock()
 _installed = 0  # threads inside a session
 
 
-@contextlib.contextmanager
-def hooks_that_step_aside() -> Iterator[None]:
-    """Patches torch while any thread is inside this context."""
-    if not _IS_SUPPORTED:
-        yield
-        return
+def let_hooks_step_aside() -> Callable[[], None]:
+    """Patches torch, until the last thread that called this has called the returned function."""
     _count(1)
-    try:
-        yield
-    finally:
-        _count(-1)
+    return partial(_count, -1)
 
 
 def _count(change: int) -> None:
     global _installed
+    if not _IS_SUPPORTED:
+        return
     with _count_lock:
         _installed += change
         _autograd._saved_tensors_hooks_disable = _disable_or_step_aside if _installed else _disable

@@ -104,7 +104,8 @@ class Session(contextlib.ContextDecorator):
             engine.uninstall(self)
             raise
         try:
-            self._take_training_state(engine)
+            if self._manages_state:
+                self._take_training_state(engine)
         except BaseException:
             hooks.__exit__()
             engine.uninstall(self)
@@ -136,13 +137,8 @@ class Session(contextlib.ContextDecorator):
         is_whole: bool,
     ) -> None:
         """`entered`: what this thread is still inside. `is_whole`: no exception ends it."""
-        with contextlib.ExitStack() as leaving:  # all of them, though one may raise: a deferred step runs now
-            if self._parameters is not None:
-                leaving.callback(self._parameters.leave)
-            for state in reversed(self._optimizer_states):
-                if self._has_gradients:
-                    leaving.callback(state.gradients.leave)
-                leaving.callback(state.left)
+        if self._manages_state:
+            self._leave_training_state()
         if any(entry.engine is engine for entry in entered):
             engine.saves.counters = counters_before
         elif is_whole:
@@ -153,6 +149,15 @@ class Session(contextlib.ContextDecorator):
             engine.compare_hashes()
         if entered:
             entered[-1].engine.resumed()
+
+    def _leave_training_state(self) -> None:
+        with contextlib.ExitStack() as leaving:  # all of them, though one may raise: a deferred step runs now
+            if self._parameters is not None:
+                leaving.callback(self._parameters.leave)
+            for state in reversed(self._optimizer_states):
+                if self._has_gradients:
+                    leaving.callback(state.gradients.leave)
+                leaving.callback(state.left)
 
     @property
     def _manages_state(self) -> bool:

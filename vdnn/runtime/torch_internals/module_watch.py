@@ -72,15 +72,16 @@ class ModuleWatch:
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
         self._models: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 
-    def __enter__(self) -> ModuleWatch:
+    def install(self) -> Callable[[], None]:
+        """Watches the calls of all modules, until the returned function is called."""
         module_hooks = torch.nn.modules.module
         self._handles = [
             module_hooks.register_module_forward_pre_hook(self._enter_module),
             module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        return self
+        return self.remove
 
-    def __exit__(self, *exception: object) -> None:
+    def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
