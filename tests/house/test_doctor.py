@@ -11,7 +11,8 @@ import pytest
 
 from vdnn.doctor import Sources, examine, render_json, render_text
 from vdnn.doctor.facts import Report
-from vdnn.hardware import LinkFigures
+from vdnn.hardware import HostFigures, LinkFigures, load_profile
+from vdnn.hardware.measured_host import MeasuredHost
 
 GIB = 2**30
 LINK = LinkFigures(
@@ -21,6 +22,18 @@ LINK = LinkFigures(
     to_device_bytes_per_s=24_100_000_000,
     both_ways_bytes_per_s=41_000_000_000,
     pinning_ns=21_500_000,
+)
+
+
+HOST = MeasuredHost(
+    machine="this one",
+    operation_ns=3100,
+    launch_ns=2900,
+    save_ns=5800,
+    move_out_ns=14_000,
+    fetch_ns=12_000,
+    recompute_ns=40_000,
+    event_ns=300,
 )
 
 
@@ -112,7 +125,7 @@ class Core:
         return "" if self.device_code else "built without nvcc"
 
 
-def report_on(core: Core | None = None, *, torch: str = "2.13.0", link: Any = None) -> Report:
+def report_on(core: Core | None = None, *, torch: str = "2.13.0", link: Any = None, host: Any = None) -> Report:
     def native() -> Any:
         if core is None:
             raise ImportError("No module named 'vdnn._C'")
@@ -121,7 +134,9 @@ def report_on(core: Core | None = None, *, torch: str = "2.13.0", link: Any = No
     def measured(_: Any) -> LinkFigures:
         return LINK
 
-    return examine(Sources(native_core=native, torch_version=lambda: torch, link=link or measured))
+    return examine(
+        Sources(native_core=native, torch_version=lambda: torch, link=link or measured, host=host or (lambda: HOST))
+    )
 
 
 def unwrapped(text: str) -> str:
@@ -267,3 +282,37 @@ def test_a_missing_torch_is_a_fact_with_a_reason() -> None:
     assert report.torch.version is None
     assert report.torch.problem == "no torch is installed"
     assert "Without torch no training step can be run; run pip install 'torch>=2.10'." in report.meanings
+
+
+def test_the_text_has_the_issue_times_of_the_host_beside_those_of_the_profile() -> None:
+    figures = HostFigures.of(load_profile("h200"))
+    assert figures is not None
+    shown = unwrapped(render_text(report_on(Core())))
+    assert f"an operation 3.10 us (h200: {figures.operation_ns / 1e3:.2f} us)" in shown
+    assert f"a launch 2.90 us (h200: {figures.launch_ns / 1e3:.2f} us)" in shown
+    assert f"a save 5.80 us (h200: {figures.save_ns / 1e3:.2f} us)" in shown
+    assert f"a move out 14.00 us (h200: {figures.copy_ns / 1e3:.2f} us)" in shown
+    assert f"a fetch 12.00 us (h200: {figures.copy_ns / 1e3:.2f} us)" in shown
+    assert f"a recompute 40.00 us (h200: {figures.recompute_ns / 1e3:.2f} us)" in shown
+    assert "an event 0.30 us" in shown
+
+
+def test_without_a_gpu_the_text_says_that_launches_are_not_measured() -> None:
+    alone = dataclasses.replace(HOST, launch_ns=None)
+    shown = unwrapped(render_text(report_on(Core(gpus=0), host=lambda: alone)))
+    assert "a launch not measured: no GPU (h100: " in shown
+
+
+def test_a_host_that_cannot_be_measured_is_a_fact_with_a_reason() -> None:
+    def broken() -> MeasuredHost:
+        raise RuntimeError("no clock\nat all")
+
+    report = report_on(Core(), host=broken)
+    assert report.issue.problem == "not measured: no clock at all"
+    assert "issuing not measured: no clock at all" in unwrapped(render_text(report))
+    assert report.gpus[0].link == LINK
+
+
+def test_the_host_is_not_measured_with_a_torch_that_the_runtime_refuses() -> None:
+    report = report_on(Core(), torch="1.0", host=lambda: pytest.fail("it was measured"))
+    assert report.issue.measured is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -15,7 +16,8 @@ from vdnn.doctor import Sources, examine
 
 
 @pytest.mark.slow
-def test_the_doctor_reports_on_this_machine() -> None:
+def test_the_doctor_reports_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     done = run_to_its_end([sys.executable, "-m", "vdnn", "doctor", "--json"], cwd=ROOT, check=True)
     report = json.loads(done.stdout)
     assert done.stderr == ""
@@ -23,11 +25,16 @@ def test_the_doctor_reports_on_this_machine() -> None:
     assert report["torch"]["usable"] is True
     assert report["host"]["problem"] is None
     assert report["host"]["total_bytes"] >= report["host"]["available_bytes"] > 0
+    assert report["issue"]["problem"] is None
+    assert report["issue"]["measured"]["recompute_ns"] > 0
     assert {codec["kernel"] for codec in report["codecs"]} >= {"pack_bits", "unpack_bits", "content_hash"}
 
 
 def test_the_doctor_measures_the_link_of_a_device_it_can_open(fake_driver: FakeDriver) -> None:
-    report = examine(Sources(library=str(fake_driver.path)))
+    def unmeasured() -> NoReturn:
+        raise LookupError("it is not asked for here")
+
+    report = examine(Sources(library=str(fake_driver.path), host=unmeasured))
     (gpu,) = report.gpus
     assert gpu.problem is None
     assert gpu.link is not None

@@ -83,8 +83,9 @@ def _add_doctor(commands: Any) -> None:
         help="shows what this machine has for vdnn, and what that means",
         usage="%(prog)s [--json]",
         description="Reports what this machine has for vdnn: the native core, torch, driver, GPUs, the link, host "
-        "memory and its limits. Exits with 0 also if something is missing: that is a finding, not a failure. "
-        "With a GPU it measures the link, which takes a second or two.",
+        "memory and its limits, and what the host needs to issue a step, beside the host of a hardware profile. Exits "
+        "with 0 also if something is missing: that is a finding, not a failure. It measures the host, which takes a "
+        "few seconds, and keeps the figures for `vdnn plan --host-speed measured`; with a GPU also the link.",
         epilog="examples:\n  %(prog)s\n  %(prog)s --json > doctor.json",
     )
     doctor.add_argument("--json", action="store_true", help="print one JSON object instead of text")

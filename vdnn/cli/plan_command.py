@@ -56,10 +56,11 @@ def add_plan_command(commands: Any) -> None:
     )
     card.add_argument(
         "--host-speed",
-        type=float,
+        type=_host_speed,
         default=1.0,
         metavar="X",
-        help="the host issues operations X times as fast as that of the profile. Default: 1",
+        help="the host issues operations X times as fast as that of the profile; or measured: as this machine's host. "
+        "Default: 1",
     )
     card.add_argument(
         "--budget",
@@ -154,6 +155,10 @@ def _plan(options: argparse.Namespace) -> int:
         lines += ["", comparison(reports)]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def _host_speed(text: str) -> float | str:
+    return text if text == "measured" else float(text)
 
 
 def _save(options: argparse.Namespace, reports: Any, hardware: Any) -> None:

@@ -20,11 +20,13 @@ from vdnn.doctor.facts import (
     ExtensionFacts,
     GpuFacts,
     HostFacts,
+    IssueFacts,
     Report,
     TorchFacts,
 )
 from vdnn.doctor.meanings import meanings_of
 from vdnn.doctor.sources import Sources
+from vdnn.hardware import HostFigures, load_profile, profile_names
 from vdnn.requirements import NEEDED, in_range
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ _T = TypeVar("_T")
 
 
 def examine(sources: Sources | None = None) -> Report:
-    """Reads what this machine has for vdnn. With a GPU it blocks for a second or two to measure the link."""
+    """Reads what this machine has for vdnn. Blocks for a few seconds to measure the host, and
+    a second or two for each GPU's link."""
     sources = sources if sources is not None else Sources()
     native: ModuleType | None = None
     try:
@@ -49,6 +52,7 @@ def examine(sources: Sources | None = None) -> Report:
     codecs = () if native is None else _codecs(native)
     host = _read(lambda: _host(_needed(native)), _unread_host)
     torch = _read(lambda: _torch(sources), _unread_torch)
+    issue = _issue(sources, gpus, torch)
     return Report(
         vdnn_version=vdnn.__version__,
         python_version=platform.python_version(),
@@ -59,6 +63,7 @@ def examine(sources: Sources | None = None) -> Report:
         codecs=codecs,
         host=host,
         torch=torch,
+        issue=issue,
         meanings=meanings_of(extension, driver, gpus, codecs, host, torch),
     )
 
@@ -163,3 +168,21 @@ def _torch(sources: Sources) -> TorchFacts:
 
 def _unread_torch(why: str) -> TorchFacts:
     return TorchFacts(version=None, needed=NEEDED, usable=False, problem=why)
+
+
+def _issue(sources: Sources, gpus: tuple[GpuFacts, ...], torch: TorchFacts) -> IssueFacts:
+    """Measures this machine's host, and shows it beside that of the profile that is nearest to its GPU."""
+    profile = _nearest_profile(gpus)
+    of_profile = _read(lambda: HostFigures.of(load_profile(profile)), lambda _: None)
+    if not torch.usable:
+        return IssueFacts(None, profile, of_profile, "not measured: there is no torch that the runtime accepts")
+    try:
+        return IssueFacts(sources.host(), profile, of_profile, None)
+    except Exception as error:
+        return IssueFacts(None, profile, of_profile, f"not measured: {_sentence(error)}")
+
+
+def _nearest_profile(gpus: tuple[GpuFacts, ...]) -> str:
+    """The profile with figures of a host that a GPU here is named like; otherwise the one that plans use by default."""
+    names = " ".join(str(gpu.name) for gpu in gpus).lower().split()
+    return next((name for name in profile_names() if name in names and load_profile(name).issue_ns), "h100")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vdnn.hardware import LinkFigures
+from vdnn.hardware import HostFigures, LinkFigures
+from vdnn.hardware.measured_host import MeasuredHost
 
 FORMAT_VERSION = 1
 
@@ -75,6 +76,17 @@ class HostFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class IssueFacts:
+    """The time of the host to issue a step, measured here and of a profile. `measured` is None if it could not be
+    measured; `problem` then says why. Its `launch_ns` is None without a GPU."""
+
+    measured: MeasuredHost | None
+    profile: str | None
+    of_profile: HostFigures | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class TorchFacts:
     """The torch that an import gives. `usable`: the runtime accepts its version."""
 
@@ -97,4 +109,5 @@ class Report:
     codecs: tuple[CodecFacts, ...]
     host: HostFacts
     torch: TorchFacts
+    issue: IssueFacts
     meanings: tuple[str, ...]

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator
 
 from vdnn.bytesize import format_bytes
-from vdnn.doctor.facts import FORMAT_VERSION, GpuFacts, HostFacts, Report
+from vdnn.doctor.facts import FORMAT_VERSION, GpuFacts, HostFacts, IssueFacts, Report
 from vdnn.hardware import LinkFigures
 
 _COLUMNS = 80
@@ -57,6 +57,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
         names = [codec.kernel for codec in report.codecs if not codec.available and codec.reason == reason]
         yield "no codecs", f"{', '.join(names)}: {reason}"
     yield from _host_rows(report.host)
+    yield from _issue_rows(report.issue)
 
 
 def _torch_text(version: str | None, usable: bool, needed: str, problem: str | None) -> str:
@@ -114,6 +115,29 @@ def _host_rows(host: HostFacts) -> Iterator[tuple[str, str]]:
     if host.huge_page_bytes:
         reserved += f", {format_bytes(host.huge_page_bytes)} each"
     yield "huge pages", f"transparent: {host.transparent_huge_pages or 'unknown'}; {reserved}"
+
+
+def _issue_rows(issue: IssueFacts) -> Iterator[tuple[str, str]]:
+    """The time of the host for each thing that it issues, here and beside the card of the profile."""
+    host, profile = issue.measured, issue.of_profile
+    if host is None:
+        yield "issuing", str(issue.problem)
+        return
+    copies = None if profile is None else profile.copy_ns
+    rows = (
+        ("an operation", host.operation_ns, profile and profile.operation_ns),
+        ("a launch", host.launch_ns, profile and profile.launch_ns),
+        ("a save", host.save_ns, profile and profile.save_ns),
+        ("a move out", host.move_out_ns, copies),
+        ("a fetch", host.fetch_ns, copies),
+        ("a recompute", host.recompute_ns, profile and profile.recompute_ns),
+        ("an event", host.event_ns, None),
+    )
+    label = "issuing"
+    for name, here_ns, there_ns in rows:
+        here = "not measured: no GPU" if here_ns is None else f"{here_ns / 1e3:6.2f} us"
+        yield label, f"{name:<13}{here}" + (f"  ({issue.profile}: {there_ns / 1e3:.2f} us)" if there_ns else "")
+        label = ""
 
 
 def _wrapped(label: str, text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The doctor's sources: the native core, torch, and the link, as functions of one value.
+"""The doctor's sources: the native core, torch, the link and the host, as functions of one value.
 
 The doctor imports nothing that may be missing except through these functions. Tests pass other sources.
 """
@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from vdnn.hardware import LinkFigures
+from vdnn.hardware.measured_host import MeasuredHost
 from vdnn.requirements import torch_version
 
 if TYPE_CHECKING:
@@ -29,14 +30,29 @@ def _link(device: Device) -> LinkFigures:
     try:
         return measure_link(device, progress=_show_progress)
     finally:
-        if sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[K")
+        _say_progress("")
+
+
+def _host() -> MeasuredHost:
+    # Imported late because the probe imports torch and the native core.
+    measure_host: Callable[[], MeasuredHost] = importlib.import_module(
+        "vdnn.runtime.rehearsal.host_probe"
+    ).measured_host
+    _say_progress("measuring the host ...")
+    try:
+        return measure_host()
+    finally:
+        _say_progress("")
 
 
 def _show_progress(phase: str) -> None:
-    """Writes progress to stderr if it is a terminal."""
+    _say_progress(f"measuring the link: {phase} ...")
+
+
+def _say_progress(doing: str) -> None:
+    """Writes to stderr if it is a terminal."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[Kmeasuring the link: {phase} ...")
+        sys.stderr.write(f"\r\x1b[K{doing}")
         sys.stderr.flush()
 
 
@@ -47,4 +63,5 @@ class Sources:
     native_core: Callable[[], ModuleType] = _native_core
     torch_version: Callable[[], str] = torch_version
     link: Callable[[Device], LinkFigures] = _link
+    host: Callable[[], MeasuredHost] = _host
     library: str = "libcuda.so.1"

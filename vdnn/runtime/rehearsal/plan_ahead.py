@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from vdnn.errors import BudgetError
-from vdnn.hardware import HardwareProfile, HostFigures, load_profile
+from vdnn.hardware import HardwareProfile, load_profile
 from vdnn.planning.budget import bytes_without_budget, parse_budget
 from vdnn.planning.catalogue import make_planner
 from vdnn.planning.costs import LinkCosts, profile_costs
@@ -22,6 +22,7 @@ from vdnn.planning.planned_step import PlannedStep, note_on, plan_step
 from vdnn.planning.policies import PlanPolicy
 from vdnn.planning.second_best import explain
 from vdnn.report.plan_report import PlanReport
+from vdnn.runtime.rehearsal.host_probe import host_of
 from vdnn.runtime.rehearsal.rehearsal import Rehearsal, Subject, rehearse, subject_of
 
 _STATE = "Parameters, gradients and optimizer state"
@@ -38,7 +39,7 @@ def plan(
     optimizer: str | None = None,
     min_bytes: int | str = "1MiB",
     explains: int = 0,
-    host_speed: float = 1.0,
+    host_speed: float | str = 1.0,
 ) -> PlanReport:
     """Plans a training step of `model` for `hardware`, which need not be present.
 
@@ -51,7 +52,7 @@ def plan(
     * `optimizer`: "sgd", "momentum" or "adamw" adds the optimizer's state and its step.
     * `min_bytes`: smaller saves stay on the device.
     * `explains`: for how many of the largest storages the report says why each got its action.
-    * `host_speed`: your host is so many times as fast as that of the profile, if it has figures of one.
+    * `host_speed`: your host is so many times as fast as the profile's; "measured" takes the host of this machine.
 
         report = vdnn.plan(make_model, 256, hardware="titan-x", budget="min")
         print(report)
@@ -84,14 +85,14 @@ def compare(
     certify: bool = True,
     runs: bool = True,
     explains: int = 0,
-    host_speed: float = 1.0,
+    host_speed: float | str = 1.0,
     on_progress: Callable[[str], None] = lambda doing: None,
 ) -> list[PlanReport]:
     """Plans one step under several policies, one report for each. With `runs`, each plan also runs in virtual time.
     `on_progress` is called with a phrase before each phase. For the other arguments, see plan()."""
     profile = hardware if isinstance(hardware, HardwareProfile) else load_profile(hardware)
     planners = [make_planner(policy) for policy in policies]  # refuse an unknown name before the rehearsal
-    host = HostFigures.of(profile, host_speed)
+    host = host_of(profile, host_speed)
     wanted = None if budget is None else parse_budget(budget)
     on_progress("rehearsing the step")
     rehearsal = rehearse(subject, profile, host=host, optimizer=optimizer, min_bytes=min_bytes)

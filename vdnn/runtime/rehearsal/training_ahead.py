@@ -32,6 +32,7 @@ from vdnn.planning.training.simulate_cycle import simulate_training
 from vdnn.planning.training.training import Training, TrainingMachine
 from vdnn.planning.training.training_bound import training_bound
 from vdnn.report.training_report import TrainingReport
+from vdnn.runtime.rehearsal.host_probe import host_of
 from vdnn.runtime.rehearsal.placed_units import busy_spans, placed_units, task_memory
 from vdnn.runtime.rehearsal.ranks import Ranks, on_one_rank, ranks_of
 from vdnn.runtime.rehearsal.rehearsal import subject_of
@@ -80,7 +81,7 @@ def plan_training(
     loss: Callable[[Any], torch.Tensor] | None = None,
     ranks: int | None = None,
     shard: str | None = None,
-    host_speed: float = 1.0,
+    host_speed: float | str = 1.0,
 ) -> TrainingReport:
     """Plans a whole training: activations, parameters, gradients and optimizer state, under a budget of the device and
     the memory of the host. Neither need be present.
@@ -95,7 +96,7 @@ def plan_training(
     * `allow`: ways of the step beyond moving bytes: "cpu-step" (its bits are the CPU's), "deferred", "in-backward".
     * `ranks`: the training runs on so many cards, and the plan is that of one. Batch and host are those of each.
     * `shard`: "fsdp2" (default) cuts parameters, gradients and state, "ddp" nothing. The wrapped units are the blocks.
-    * `host_speed`: your host is so many times as fast as that of the profile, if it has figures of what one issues.
+    * `host_speed`: your host is so many times as fast as the profile's; "measured" takes the host of this machine.
 
         print(vdnn.plan_training(build, 1, hardware="rtx-4090", host="128GiB", optimizer="adamw"))
     """
@@ -137,12 +138,12 @@ def terms_of(
     allow: tuple[str, ...] = (),
     ranks: int | None = None,
     shard: str | None = None,
-    host_speed: float | None = None,
+    host_speed: float | str | None = None,
 ) -> Terms:
     """Checks what a user gave. Raises ValueError before anything is rehearsed. Without `host_speed` the plan is for a
     host that takes no time."""
     profile = hardware if isinstance(hardware, HardwareProfile) else load_profile(hardware)
-    issues = None if host_speed is None else HostFigures.of(profile, host_speed)
+    issues = None if host_speed is None else host_of(profile, host_speed)
     unknown = [one for one in allow if one not in FREEDOMS]
     if unknown:
         raise ValueError(f"allow: expected some of {', '.join(FREEDOMS)}, got {unknown[0]!r}.")
