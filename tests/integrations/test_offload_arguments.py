@@ -54,7 +54,9 @@ def test_a_plan_folder_may_have_a_number_for_a_name() -> None:
     assert OffloadArguments(vdnn_plans="2026").options()["plans"] == "2026"
 
 
-def test_ranks_that_agree_on_a_plan_store_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ranks_that_agree_on_a_plan_get_the_folder_and_the_model_that_it_is_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     given: list[dict[str, Any]] = []
 
     def together(**options: Any) -> Any:
@@ -66,7 +68,8 @@ def test_ranks_that_agree_on_a_plan_store_none(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(training_run.TrainingRun, "end", lambda self: None)
     with vdnn.VirtualMachine("titan-x") as machine:
         run = training_run.TrainingRun(None, {"budget": "1GiB", "device": machine, "plans": tmp_path})
-        with pytest.warns(vdnn.VdnnWarning, match=r"plans: ranks that agree on a plan record a step in each run\."):
-            run.begin(torch.device("cuda"), ())
+        model = torch.nn.Linear(2, 2)
+        run.begin(torch.device("cuda"), (), model)
     (options,) = given
-    assert "plans" not in options
+    assert options["plans"] == tmp_path
+    assert options["model"] is model

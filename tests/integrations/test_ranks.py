@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import vdnn
@@ -24,6 +26,76 @@ def test_ranks_with_one_step_follow_one_plan(two_ranks: Ranks) -> None:
         assert facts["difference"] is None
         assert facts["offloaded_bytes"]
         assert facts["moved"]
+
+
+@pytest.mark.parametrize("kind", agreeing.MODELS)
+def test_ranks_follow_the_plans_of_an_earlier_run_from_their_first_step(
+    kind: str, two_ranks: Ranks, tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+    first = two_ranks.run(agreeing.run_with_a_folder, folder, kind)
+    again = two_ranks.run(agreeing.run_with_a_folder, folder, kind)
+    assert len(list(tmp_path.glob("2-ranks/*.plans"))) == 2, "each rank has a file"
+    for facts, before in zip(again, first, strict=True):
+        assert (before["recorded"], before["plans_made"], before["planned_before"]) == (2, 1, False)
+        assert (facts["recorded"], facts["plans_made"], facts["planned_before"]) == (0, 0, True)
+        assert facts["plan"] == before["plan"]
+        assert facts["follows_stored"]
+        assert facts["differing"] == before["differing"] == []
+        assert facts["difference"] is None
+        assert facts["moved"]
+        assert facts["lines"][0].startswith("follows the stored plan of an earlier run: ")
+
+
+def test_if_one_rank_has_no_stored_plan_all_record_a_step(two_ranks: Ranks, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    two_ranks.run(agreeing.run_with_a_folder, folder, "DDP")
+    damaged = min(tmp_path.glob("2-ranks/*.plans"))
+    damaged.write_bytes(damaged.read_bytes()[:-50])
+    for facts in two_ranks.run(agreeing.run_with_a_folder, folder, "DDP"):
+        assert (facts["recorded"], facts["plans_made"], facts["follows_stored"]) == (2, 1, False)
+        assert "it was changed or cut off after it was written" in facts["lines"][0]
+        assert facts["lines"][0].endswith("All ranks record a step")
+        assert facts["differing"] == []
+    assert all(facts["follows_stored"] for facts in two_ranks.run(agreeing.run_with_a_folder, folder, "DDP"))
+
+
+def test_ranks_whose_first_step_is_not_as_stored_record_a_step_and_store_it(two_ranks: Ranks, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    two_ranks.run(agreeing.run_with_a_folder, folder, "DDP", 64)
+    for facts in two_ranks.run(agreeing.run_with_a_folder, folder, "DDP", 128):
+        assert (facts["planned_before"], facts["follows_stored"]) == (True, False)
+        assert (facts["recorded"], facts["plans_made"]) == (2, 1)
+        assert "the first step of rank 0 was not as its stored plan: " in facts["lines"][1]
+        assert facts["differing"] == []
+    for facts in two_ranks.run(agreeing.run_with_a_folder, folder, "DDP", 128):
+        assert facts["follows_stored"]
+        assert facts["difference"] is None
+
+
+def test_a_recheck_that_fails_removes_the_stored_plans_of_the_ranks(two_ranks: Ranks, tmp_path: Path) -> None:
+    two_ranks.run(agreeing.run_with_a_folder, str(tmp_path), "DDP")
+    assert two_ranks.run(agreeing.a_recompute_is_wrong, str(tmp_path)) == [(True, False)] * 2
+
+
+@pytest.mark.parametrize("kind", agreeing.MODELS)
+def test_ranks_that_plan_by_themselves_record_nothing_in_a_second_run(
+    kind: str, two_ranks: Ranks, tmp_path: Path
+) -> None:
+    for facts in two_ranks.run(agreeing.each_by_itself, str(tmp_path), kind):
+        assert facts["recorded"] > 0
+    for facts in two_ranks.run(agreeing.each_by_itself, str(tmp_path), kind):
+        assert facts["recorded"] == 0
+
+
+def test_a_folder_that_cannot_be_written_costs_ranks_one_warning(tmp_path: Path, two_ranks: Ranks) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    for facts in two_ranks.run(agreeing.run_with_a_folder, str(taken), "DDP"):
+        assert (facts["recorded"], facts["follows_stored"], facts["differing"]) == (2, False, [])
+        assert facts["lines"] == [
+            "rank 0 follows no stored plan: the plan folder cannot be written. All ranks record a step"
+        ]
 
 
 def test_a_budget_that_one_rank_cannot_meet_stops_all_with_its_words() -> None:
@@ -71,6 +143,8 @@ def test_ranks_whose_steps_differ_follow_plans_of_their_own() -> None:
 def test_a_process_that_is_alone_is_told_to_use_offload() -> None:
     with pytest.raises(VdnnError, match=r"torch.distributed is not initialised. .* use vdnn.offload"):
         offload_together("min")
+    with pytest.raises(ValueError, match=r"plans: the model tells whose plans are stored\. Give model= as well\."):
+        offload_together("min", plans="folder")
 
 
 @pytest.mark.parametrize("ranks", [2, 8])

@@ -3,7 +3,8 @@
 A rank that plans alone may raise alone, if only its own budget cannot be met, and leave the others waiting in a
 collective. Plans that differ make the fastest rank wait for the slowest. So ranks do not plan inside a hook: after the
 recorded step each rank plans, all ranks exchange their plans, and ranks with equal steps follow one plan. torch
-distributes the model.
+distributes the model. With a plan folder the next run follows these plans from its first step, if all ranks have
+theirs; after that step the ranks tell each other whether it was as planned, and otherwise record anew.
 
     with offload_together(budget="60GiB") as ranks:
         for x, y in loader:
@@ -18,20 +19,24 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from vdnn.bytesize import format_bytes
-from vdnn.errors import RankError, VdnnError
+from vdnn.errors import RankError, RecomputeError, VdnnError
+from vdnn.integrations.rank_plans import RankPlans
 from vdnn.planning.budget import parse_budget
 from vdnn.planning.catalogue import make_quick_planner
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import offload
+from vdnn.runtime.session.plan_folders import path_of
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.step.plan import Plan
@@ -39,6 +44,8 @@ from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
 
 logger = logging.getLogger("vdnn")
+
+_Sent = TypeVar("_Sent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +61,77 @@ class Proposal:
 class TogetherSession(contextlib.AbstractContextManager["TogetherSession"]):
     """The context manager that offload_together returns. All ranks enter it and call step(), in the same order."""
 
-    def __init__(self, planner: BudgetPlanner, warmup_steps: int, limit_s: float, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        planner: BudgetPlanner,
+        warmup_steps: int,
+        limit_s: float,
+        options: dict[str, Any],
+        stored: RankPlans | None = None,
+    ) -> None:
         self._planner = planner
+        self._stored = stored
+        self._is_unconfirmed = False  # a stored plan that no step has followed yet
+        self._warmup_steps = warmup_steps
         self._recorded_after = warmup_steps + 1
         self._limit_s = limit_s
         self._options = options
         self._group: Any = None
         self._steps = 0
         self.plan: Plan | None = None
-        self.session: Session = offload("vdnn-all", measure=True, warmup_steps=warmup_steps, **self._options)
+        self.follows_stored = False  # the plan is that of an earlier run
+        self.lines: list[str] = []  # about stored plans, for reports
+        self.session: Session = self._recording_session()
 
     def __enter__(self) -> TogetherSession:
         # A separate gloo group on the host, with a time limit that does not apply to the training's collectives.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._limit_s))
         self.session.__enter__()
+        if self._stored is not None:
+            self._follow_stored(self._stored)
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self._stored is not None and self.follows_stored and isinstance(exception[1], RecomputeError):
+            self._stored.forget()
         self.session.__exit__(*exception)
+
+    def _recording_session(self) -> Session:
+        return offload("vdnn-all", measure=True, warmup_steps=self._warmup_steps, **self._options)
+
+    def _follow_stored(self, stored: RankPlans) -> None:
+        """Follows the plan of an earlier run if each rank has one."""
+        plan, sentence = stored.load()
+        missing = _first(self._gathered(sentence if plan is None else ""))
+        if missing is None:
+            self._say(f"follows the stored plan of an earlier run: {stored.path}")
+            self._enter_session(offload(plan=plan, **self._options))
+            self.plan, self.follows_stored, self._is_unconfirmed = plan, True, True
+        else:
+            self._say(f"rank {missing[0]} follows no stored plan: {missing[1]}. All ranks record a step")
+
+    def _confirm(self, stored: RankPlans) -> None:
+        """After the first step under stored plans: if that of a rank was another one, all record a step."""
+        self._is_unconfirmed = False
+        differing = _first(self._gathered(self.session._engine.steps.first_difference or ""))
+        if differing is None:
+            return
+        self._say(f"the first step of rank {differing[0]} was not as its stored plan: {differing[1].rstrip('.')}")
+        stored.forget()
+        self._steps, self.plan, self.follows_stored = 0, None, False
+        self._enter_session(self._recording_session())
+
+    def _say(self, sentence: str) -> None:
+        self.lines.append(sentence)
+        logger.info("vdnn: %s.", sentence)
 
     def step(self) -> None:
         """Ends a step. After the recorded step the ranks agree on a plan and follow it from the next step on."""
         self.session.step()
         self._steps += 1
-        if self._steps == self._recorded_after:
+        if self._stored is not None and self._is_unconfirmed:
+            self._confirm(self._stored)
+        elif self._steps == self._recorded_after and not self.follows_stored:
             self._follow(self._agree())
 
     def _agree(self) -> Plan | None:
@@ -89,32 +143,44 @@ class TogetherSession(contextlib.AbstractContextManager["TogetherSession"]):
         chosen = choose(self._exchange(mine), dist.get_rank())
         timeline = simulate(recording, chosen, self._planner.costs(measured))
         fits = timeline.peak_bytes <= self._planner.budget_bytes(recording)
-        return chosen if fits else mine.plan
+        plan = chosen if fits else mine.plan
+        if self._stored is not None:
+            self._stored.store(recording, plan)
+        return plan
 
     def _exchange(self, mine: Proposal) -> list[Proposal]:
         """Sends this rank's proposal and returns all of them, by rank. Raises on all ranks if one has a problem."""
-        proposals: list[Any] = [None] * dist.get_world_size()
-        try:
-            dist.all_gather_object(proposals, mine, group=self._group)
-        except RuntimeError as error:
-            raise RankError(
-                rank=dist.get_rank(),
-                ranks=len(proposals),
-                reason=f"the others did not agree on a plan within {self._limit_s:g} s ({_first_line(error)})",
-            ) from error
+        proposals = self._gathered(mine)
         for rank, proposal in enumerate(proposals):
             if proposal.problem:
                 raise RankError(rank=rank, ranks=len(proposals), reason=proposal.problem)
         return proposals
 
+    def _gathered(self, mine: _Sent) -> list[_Sent]:
+        """Sends a value to all ranks, and returns what each sent, by rank. Raises RankError after the time limit."""
+        sent: list[Any] = [None] * dist.get_world_size()
+        try:
+            dist.all_gather_object(sent, mine, group=self._group)
+        except RuntimeError as error:
+            raise RankError(
+                rank=dist.get_rank(),
+                ranks=len(sent),
+                reason=f"the others did not agree on a plan within {self._limit_s:g} s ({_first_line(error)})",
+            ) from error
+        return sent
+
+    def _enter_session(self, session: Session) -> None:
+        """Replaces the session, between two steps."""
+        self.session.__exit__(None, None, None)
+        self.session.close()
+        self.session = session
+        session.__enter__()
+
     def _follow(self, plan: Plan | None) -> None:
         if plan is None:
             return
-        self.session.__exit__(None, None, None)
-        self.session.close()
         self.plan = plan
-        self.session = offload(plan=plan, **self._options)
-        self.session.__enter__()
+        self._enter_session(offload(plan=plan, **self._options))
         offloaded = format_bytes(plan.offloaded_bytes)
         logger.info("vdnn: %d ranks agreed on a plan; this rank offloads %s.", dist.get_world_size(), offloaded)
 
@@ -127,12 +193,19 @@ def offload_together(
     limit_s: float = 300,
     device: Any = None,
     limits: Limits = Limits(),  # noqa: B008  # it is frozen
+    plans: str | os.PathLike[str] | None = None,
+    model: torch.nn.Module | None = None,
     **options: Any,
 ) -> TogetherSession:
     """Makes a session on each rank of torch.distributed, which must be initialised, with the options of vdnn.offload.
 
     `budget` and `limits` apply to each rank. A rank that waits for the others' plans longer than `limit_s` raises.
+    With `plans`, a folder, and the `model` that is trained, the next run follows the plans of this one from its first
+    step on.
     """
+    folder = path_of(plans)
+    if folder is not None and model is None:
+        raise ValueError("plans: the model tells whose plans are stored. Give model= as well.")
     if not dist.is_available() or not dist.is_initialized():
         raise VdnnError(
             "offload_together: torch.distributed is not initialised. Call torch.distributed.init_process_group first, "
@@ -141,7 +214,10 @@ def offload_together(
     profile = device.profile if isinstance(device, VirtualMachine) else None
     wanted = None if budget is None else parse_budget(budget)
     planner = BudgetPlanner(make_quick_planner(policy), wanted, limits.host_bytes, profile)
-    return TogetherSession(planner, warmup_steps, limit_s, {**options, "device": device, "limits": limits})
+    stored = None if folder is None or model is None else RankPlans(folder, planner, model, options, device)
+    if model is not None and (folder is None or options.keys() & {"optimizer", "parameters"}):
+        options["model"] = model
+    return TogetherSession(planner, warmup_steps, limit_s, {**options, "device": device, "limits": limits}, stored)
 
 
 def propose(recording: Recording | None, measured: Timeline | None, planner: BudgetPlanner) -> Proposal:
@@ -169,6 +245,11 @@ def choose(proposals: list[Proposal], rank: int) -> Plan:
     order = proposals[rank].order
     plans = [(each.peak_bytes, each.plan) for each in proposals if each.order == order and each.plan is not None]
     return max(plans, key=lambda peak_and_plan: peak_and_plan[0])[1]
+
+
+def _first(sentences: list[str]) -> tuple[int, str] | None:
+    """The first rank that has something to say, and its sentence."""
+    return next(((rank, sentence) for rank, sentence in enumerate(sentences) if sentence), None)
 
 
 def _first_line(error: BaseException) -> str:

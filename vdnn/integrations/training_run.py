@@ -83,15 +83,13 @@ class TrainingRun:
             )
         agrees, options = self._has_ranks_to_agree(), self._options
         make = offload_together if agrees else offload
-        if agrees:
-            options = {name: value for name, value in options.items() if name != "plans"}
-            if self._options.get("plans") is not None:
-                warn("plans: ranks that agree on a plan record a step in each run. No plan is stored.")
         managed: dict[str, Any] = {}
         if self._offloads_optimizer:
             managed = {"optimizer": list(optimizers), **self._of_optimizer}
         if self._parameters is not None:
             managed |= {"model": model, "parameters": self._parameters}
+        if agrees and options.get("plans") is not None:
+            managed["model"] = model
         entered = make(**options, **managed)
         entered.__enter__()
         self._entered = entered
@@ -114,7 +112,7 @@ class TrainingRun:
             return
         entered.__exit__(None, None, None)
         session = self._last = _session_of(entered)
-        self.report = session.report()
+        self.report = "\n  ".join((session.report(), *(entered.lines if isinstance(entered, TogetherSession) else ())))
         session.close()
         logger.info("%s", self.report)
 

@@ -89,12 +89,14 @@ class Loaded(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class PlanFolder:
     """`facts`: those that the options of the session give. `follows_recomputes`: rechecks find a recipe that is wrong
-    where it is followed for the first time in a process."""
+    where it is followed for the first time in a process. `ranks`: so many have files in it, each as many as a folder
+    has without ranks."""
 
     path: Path
     vdnn_version: str
     facts: tuple[Fact, ...] = ()
     follows_recomputes: bool = True
+    ranks: int = 1
 
     @property
     def is_usable(self) -> bool:
@@ -174,7 +176,7 @@ class PlanFolder:
         used_bytes = 0
         for number, (_, nbytes, path) in enumerate(sorted(found, reverse=True)):
             used_bytes += nbytes
-            if number and (number >= _MOST_FILES or used_bytes > _MOST_BYTES):
+            if number and (number >= _MOST_FILES * self.ranks or used_bytes > _MOST_BYTES * self.ranks):
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
 
