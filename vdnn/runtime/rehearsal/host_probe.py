@@ -3,8 +3,8 @@
 Small blocks as those of a decoder without attention train in four ways in turn: plain, and under plans that keep
 everything, that move one save of each block, and that recompute one. What a way takes over another one, per action, is
 the cost of an action. Only the processor time of the calling thread counts, medians over the turns. Without a GPU the
-tensors are on the CPU and copies go to a simulated device: operations then contain their small arithmetic, copies do
-not contain the driver's part, and launches are not measured.
+tensors are on the CPU and copies go to a simulated device: operations then contain their small arithmetic, copies wake
+a thread of that device in place of the driver's part, and launches are not measured.
 """
 
 from __future__ import annotations
