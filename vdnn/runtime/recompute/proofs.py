@@ -40,6 +40,7 @@ import torch
 from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute import Recipe, UnknownLayoutError
 from vdnn.runtime.recompute.codecs import Codec
+from vdnn.runtime.recompute.held_results import HeldResults
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.recompute.tolerance import Tolerance, difference_between
 from vdnn.runtime.recompute.trial import Trial, bytes_of, gives_original, trial_bytes
@@ -108,8 +109,10 @@ class Recent(Generic[Key, Value]):
 class Proofs:
     """The trials of one session and their outcomes."""
 
-    def __init__(self, tolerance: Tolerance) -> None:
+    def __init__(self, tolerance: Tolerance, held: HeldResults | None = None) -> None:
+        """`held`: of a session that tries each recipe in each step."""
         self._tolerance = tolerance
+        self._held = held
         self._costs: Recent[Hashable, RecomputeCost] = Recent()  # by signature
         self._run_without_data: Recent[Hashable, bool] = Recent()  # signatures
         self._outcomes: Recent[tuple[Hashable, SaveKey], Outcome] = Recent()
@@ -280,7 +283,7 @@ class Proofs:
             return Outcome.EXACT
         if original is None and not is_fake:
             return Outcome.UNKNOWN  # already released
-        trial = Trial(managed, recipe, gauges if measures else None)
+        trial = Trial(managed, recipe, gauges if measures else None, self._held)
         made = trial.run()
         if is_fake:
             outcome = Outcome.EXACT
@@ -288,6 +291,8 @@ class Proofs:
         else:
             with contextlib.nullcontext() if gauges is None else gauges.host_waits():
                 outcome = self._compare(managed, recipe, original, made, is_quiet)
+            if self._held is not None and outcome is Outcome.EXACT:
+                self._held.hold(managed, made.untyped_storage())
         if measures and outcome in (Outcome.EXACT, Outcome.CLOSE):
             del made
             if not is_fake and gauges is not None:

@@ -10,6 +10,7 @@ from vdnn._C import KeptSave, LightSave
 from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute import Recipe
 from vdnn.runtime.recompute.codecs import Codec
+from vdnn.runtime.recompute.held_results import HeldResults
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.storage.discarded import Discarded, Recomputable, missing_for
 from vdnn.runtime.storage.kept import kept_tensor
@@ -21,9 +22,12 @@ _WORD = 8  # bytes
 
 class Trial:
     """Runs a recipe for a storage. After each run its operands are where they were before. Without gauges the cost is
-    not measured."""
+    not measured. Operands whose results are `held` are not recomputed."""
 
-    def __init__(self, managed: ManagedStorage, recipe: Recipe | Codec, gauges: Gauges | None) -> None:
+    def __init__(
+        self, managed: ManagedStorage, recipe: Recipe | Codec, gauges: Gauges | None, held: HeldResults | None = None
+    ) -> None:
+        self._held = held
         self._managed = managed
         self._recipe = recipe
         self._gauges = gauges
@@ -88,14 +92,28 @@ class Trial:
             if view.managed.residency is Residency.HOST:
                 self._borrowed.append(view.managed)
             if view.managed.discarded is not None:
-                found = missing_for(view.managed)
-                missing = [one.full().managed if isinstance(one, LightSave) else one for one in found]
+                missing = self._missing_for(view.managed)
                 self._recomputed += missing
                 if not missing:
                     self._read.append(view.managed.discarded)
             tensor = view.unpack()
         self._operand_is_there()
         return tensor
+
+    def _missing_for(self, managed: ManagedStorage) -> list[Recomputable]:
+        """The storages to recompute before this operand is read, after those were lent whose results are held."""
+        if self._lends(managed):
+            return []
+        found = [one.full().managed if isinstance(one, LightSave) else one for one in missing_for(managed)]
+        if any([self._lends(one) for one in found]):
+            found = [one.full().managed if isinstance(one, LightSave) else one for one in missing_for(managed)]
+        return found
+
+    def _lends(self, managed: Recomputable) -> bool:
+        if self._held is None or not isinstance(managed, ManagedStorage) or not self._held.lend(managed):
+            return False
+        self._recomputed.append(managed)
+        return True
 
     def _operand_is_there(self) -> None:
         self._operands_left -= 1

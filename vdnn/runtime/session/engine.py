@@ -273,6 +273,8 @@ class Engine:
         for check in self.checks():
             check.finish_step(self.steps.steps)
         self.rechecks.step_ended()
+        if self.saves.recipes is not None:
+            self.saves.recipes.step_ended()
 
     def checks(self) -> list[Integrity]:
         return [transport.integrity for transport in self.transports.opened() if transport.integrity is not None]

@@ -28,6 +28,7 @@ from vdnn.runtime.recompute import (
 from vdnn.runtime.recompute.backend_flags import torch_settings, were_observed_at_save
 from vdnn.runtime.recompute.codecs import Codec, codec_for
 from vdnn.runtime.recompute.given import Leaf
+from vdnn.runtime.recompute.held_results import HeldResults
 from vdnn.runtime.recompute.later_recipe import later
 from vdnn.runtime.recompute.leaf_versions import reader_of
 from vdnn.runtime.recompute.norm_calls import plain_norms
@@ -99,7 +100,8 @@ class SessionRecipes:
         self._codecs = steps.codecs
         self._our_unpack = our_unpack
         self._steps = steps
-        self._proofs = Proofs(tolerance)
+        self._held = None if steps.is_watching else HeldResults()
+        self._proofs = Proofs(tolerance, self._held)
         self._rechecks = rechecks
         self.readers = readers
         self._snapshots = Snapshots()
@@ -114,6 +116,12 @@ class SessionRecipes:
     def cut(self) -> None:
         """No recipe will be followed. See abandoned.py."""
         self._our_unpack = unpack_without_hooks
+        self.step_ended()
+
+    def step_ended(self) -> None:
+        """Releases what trials made in the step."""
+        if self._held is not None:
+            self._held.release()
 
     @property
     def _gauges(self) -> Gauges | None:
@@ -342,6 +350,8 @@ class SessionRecipes:
 
     def used(self, packed: PackedView, tensor: torch.Tensor) -> None:
         """Called when `packed` was unpacked as `tensor`. Tries the recipe of its storage again: see proofs.py."""
+        if self._held is not None:
+            self._held.release()
         managed = packed.managed
         trial = self._trials_at_use.pop(managed, None)
         if trial is None or trial.recipe is None:
