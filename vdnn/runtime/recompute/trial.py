@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -104,10 +105,9 @@ class Trial:
         """The storages to recompute before this operand is read, after those were lent whose results are held."""
         if self._lends(managed):
             return []
-        found = [one.full().managed if isinstance(one, LightSave) else one for one in missing_for(managed)]
-        if any([self._lends(one) for one in found]):
-            found = [one.full().managed if isinstance(one, LightSave) else one for one in missing_for(managed)]
-        return found
+        found = _storages(missing_for(managed))
+        lent = [one for one in found if self._lends(one)]
+        return _storages(missing_for(managed)) if lent else found
 
     def _lends(self, managed: Recomputable) -> bool:
         if self._held is None or not isinstance(managed, ManagedStorage) or not self._held.lend(managed):
@@ -119,6 +119,10 @@ class Trial:
         self._operands_left -= 1
         if not self._operands_left:
             self._begin()
+
+
+def _storages(found: Sequence[Recomputable | LightSave]) -> list[Recomputable]:
+    return [one.full().managed if isinstance(one, LightSave) else one for one in found]
 
 
 def trial_bytes(managed: ManagedStorage, recipe: Recipe | Codec, cost: RecomputeCost | None) -> int:
