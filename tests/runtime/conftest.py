@@ -22,6 +22,7 @@ from tests.runtime.rigs.virtual_training import decided_by
 from tests.runtime.unusual.every_mode import PLAN_MODES
 from tests.seeding import seed_only_what_is_there
 from vdnn import _C
+from vdnn.runtime.recompute.proofs import disabled_recipes
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.session.session import Session
 from vdnn.step.plan import Plan
@@ -52,6 +53,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     schedules = dict(zip(SCHEDULES, SCHEDULE_IDS, strict=True))
     draw_one(ours, {"schedule": schedules, "default_policy": {policy: policy for policy in EITHER_POLICY}})
     draw_one(ours, {"mode": {mode: mode for mode in PLAN_MODES}})
+
+
+@pytest.fixture(autouse=True)
+def _recipes_as_they_were() -> Iterator[None]:
+    """What a recheck has disabled stays disabled in the process, and another test may follow it."""
+    yield
+    disabled_recipes.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from tests.runtime.rigs.settled_steps import settling_of
 from tests.runtime.rigs.virtual_training import recompute_all
 from vdnn.errors import RecomputeError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
-from vdnn.runtime.recompute import proofs, table
+from vdnn.runtime.recompute import table
 from vdnn.runtime.recompute.operation import Operation
 from vdnn.runtime.recompute.rechecks import Check, Rechecks
 from vdnn.runtime.recompute.recipe import Recipe
@@ -38,12 +38,6 @@ class Block(nn.Module):
         first, second = self.up(self.norm(x)).chunk(2, -1)
         hidden = nn.functional.gelu(first) * second.softmax(-1)
         return x + self.drop(self.down(torch.cat([hidden, first.tanh()], -1)))  # type: ignore[no-any-return]
-
-
-@pytest.fixture(autouse=True)
-def _recipes_as_they_were() -> Iterator[None]:
-    yield
-    proofs.disabled_recipes.clear()
 
 
 @pytest.fixture

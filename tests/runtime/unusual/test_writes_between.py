@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,16 +14,9 @@ from tests.runtime.unusual.every_mode import MODES, PLAN_MODES, Step, assert_sam
 from tests.runtime.unusual.small_networks import steps_on
 from vdnn.errors import RecomputeError, VdnnError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
-from vdnn.runtime.recompute.proofs import disabled_recipes
 
 Tensor = torch.Tensor
 Write = Callable[[nn.Sequential], None]
-
-
-@pytest.fixture(autouse=True)
-def _recipes_as_they_were() -> Iterator[None]:
-    yield
-    disabled_recipes.clear()
 
 
 def _model() -> nn.Sequential:
