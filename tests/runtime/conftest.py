@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _recipes_as_they_were() -> Iterator[None]:
-    """What a recheck has disabled stays disabled in the process, and another test may follow it."""
+    """Enables the recipes that a recheck of the test disabled in this process."""
     yield
     disabled_recipes.clear()
 
