@@ -158,7 +158,12 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _host_speed(text: str) -> float | str:
-    return text if text == "measured" else float(text)
+    if text == "measured":
+        return text
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected a number or 'measured', got {text!r}") from error
 
 
 def _save(options: argparse.Namespace, reports: Any, hardware: Any) -> None:

@@ -16,20 +16,28 @@ import torch
 import torch.distributed as dist
 
 from vdnn import _C
-from vdnn.bytesize import exact_bytes
 from vdnn.errors import FormatError, VdnnError
 from vdnn.runtime.machine.tensor_device import TensorDevice
 from vdnn.runtime.recompute.rechecks import DEFAULT_ONE_IN
 from vdnn.runtime.session.plan_folders import plan_folder
-from vdnn.runtime.steps.plan_store import PlanFolder, TrainingIdentity, refused, structure_of
+from vdnn.runtime.steps.plan_store import PlanFolder, TrainingIdentity, card_facts, refused, structure_of
 from vdnn.runtime.steps.plan_table import Source
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.stored_plans import Fact, StoredLadder, StoredPlans, StoredRecording, StoredRung
 
-_CHANGING = ("recompute", "lossy", "tolerance", "min_bytes", "parameters", "gradients", "optimizer_on")
-_ALSO_CHANGING = ("optimizer_step", "integrity")
+_CHANGING = (  # options that change plans
+    "recompute",
+    "lossy",
+    "tolerance",
+    "min_bytes",
+    "parameters",
+    "gradients",
+    "optimizer_on",
+    "optimizer_step",
+    "integrity",
+)
 
 
 class RankPlans:
@@ -38,7 +46,7 @@ class RankPlans:
     def __init__(
         self, path: Path, planner: BudgetPlanner, model: torch.nn.Module, options: Mapping[str, Any], device: Any
     ) -> None:
-        changing = {name: options.get(name) for name in (*_CHANGING, *_ALSO_CHANGING)}
+        changing = {name: options.get(name) for name in _CHANGING}
         changing["offloaded optimizers"] = "optimizer" in options
         recheck, integrity = options.get("recheck", DEFAULT_ONE_IN), options.get("integrity", False)
         finds_faults = options.get("tolerance") is None and (recheck > 0 or integrity)
@@ -98,4 +106,4 @@ def _card(device: Any) -> tuple[Fact, Fact]:
     else:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         name, total_bytes = properties.name, properties.total_memory
-    return Fact("card", str(name)), Fact("its memory", exact_bytes(total_bytes))
+    return card_facts(str(name), total_bytes)

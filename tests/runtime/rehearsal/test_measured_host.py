@@ -125,6 +125,7 @@ def test_the_command_plans_for_the_measured_host(
     with pytest.raises(SystemExit) as refused:
         main([*arguments, "--host-speed", "fast"])
     assert refused.value.code == 2
+    assert "--host-speed: expected a number or 'measured', got 'fast'" in capsys.readouterr().err
     with pytest.raises(InvalidArgumentError, match="a number above zero, or 'measured'"):
         vdnn.plan(perceptron, 8, host_speed="fast")
 

@@ -116,7 +116,7 @@ class Interrupt:
     def _opcode(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "opcode" and not self.has_fired:
             self._left -= 1
-            if self._left <= 0 and not _is_a_destructor(frame) and not _ends_a_handler(frame):
+            if self._left <= 0 and not _is_a_destructor(frame) and not _is_at_the_edge_of_a_handler(frame):
                 self.has_fired = True
                 raise KeyboardInterrupt
         return self._opcode
@@ -127,7 +127,7 @@ def _is_ours(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(vdnn.__path__[0])
 
 
-def _ends_a_handler(frame: FrameType) -> bool:
+def _is_at_the_edge_of_a_handler(frame: FrameType) -> bool:
     """True ahead of an instruction that enters or leaves an exception handler. Python raises no KeyboardInterrupt
     there, and what a trace function raises there leaves the handled exception, with its frames, to the thread."""
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("PUSH_EXC_INFO", "POP_EXCEPT")

@@ -27,9 +27,6 @@ class HeldResults:
         self._held: dict[weakref.ref[ManagedStorage], tuple[torch.UntypedStorage, _C.Stream]] = {}
         self._ended = _without(self._held)
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def hold(self, managed: ManagedStorage, made: torch.UntypedStorage) -> None:
         """Holds what an exact trial for `managed` made on the current stream, in place of the oldest result."""
         held = self._held

@@ -186,6 +186,11 @@ def refused(sentence: str) -> Loaded:
     return Loaded(None, sentence.rstrip("."))
 
 
+def card_facts(name: str, total_bytes: int) -> tuple[Fact, Fact]:
+    """The facts of the card that a training runs on."""
+    return Fact("card", name), Fact("its memory", exact_bytes(total_bytes))
+
+
 def _reason(error: OSError) -> str:
     return error.strerror or type(error).__name__
 
@@ -315,8 +320,9 @@ class PlanStore:
 
     def _load(self, model: torch.nn.Module | None, transport: Transport) -> _Model:
         info = transport.device.info
-        card = Fact("card", info.name), Fact("its memory", exact_bytes(info.total_bytes))
-        training = TrainingIdentity(*structure_of(model), (*card, *self._folder.facts))
+        training = TrainingIdentity(
+            *structure_of(model), (*card_facts(info.name, info.total_bytes), *self._folder.facts)
+        )
         found = self._folder.load(training)
         plans, sentence = found
         if plans is not None and not self._may_recompute(transport) and _recomputes(plans):
