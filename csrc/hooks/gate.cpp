@@ -187,12 +187,6 @@ PyObject* use_planned(Gate* gate, std::size_t position, PyObject* packed) {
   return call_at(gate->parts[kPlannedUse], packed, gate->position);  // which a recompute may have changed
 }
 
-// True if the hook that just ended has opened the gate, and the plan keeps its save.
-bool is_begun(const Gate* gate) {
-  const Event* event = expected(gate);
-  return event != nullptr && gate->position == 1 && gate->followed->script.events.front().kind == Kind::Kept;
-}
-
 // True if the tensor has the version of its save and no recompute that reads it has to come first. False also where
 // Python has to raise.
 bool may_be_returned(const Gate* gate, PyObject* tensor, std::int64_t version) {
@@ -265,19 +259,18 @@ bool moved(const Gate* gate, std::size_t position) {
 
 PyObject* pack(PyObject* self, PyObject* tensor) {
   Gate* gate = gate_of(self);
-  const Event* event = expected(gate);
-  const std::size_t position = gate->position;
-  const bool was_open = gate->followed != nullptr;
-  if (event != nullptr && matches(gate, *event, tensor) && expected(gate) == event) {
-    return event->kind == Kind::Planned ? save_planned(gate, position, tensor) : keep(gate, *event, position, tensor);
+  while (true) {
+    const Event* event = expected(gate);
+    const std::size_t position = gate->position;
+    if (event != nullptr && matches(gate, *event, tensor) && expected(gate) == event) {
+      return event->kind == Kind::Planned ? save_planned(gate, position, tensor) : keep(gate, *event, position, tensor);
+    }
+    PyObject* packed = PyObject_CallOneArg(gate->parts[kPack], tensor);
+    if (packed != Py_None) {
+      return taught(gate, "saved", tensor, packed);
+    }
+    Py_DECREF(packed);  // the first save of a settled step, for which the gate has just opened
   }
-  PyObject* packed = PyObject_CallOneArg(gate->parts[kPack], tensor);
-  if (!was_open && packed != nullptr && is_begun(gate)) {
-    // The first save of a settled step, which Python has followed: its use is the gate's.
-    Py_DECREF(packed);
-    return keep(gate, gate->followed->script.events.front(), 0, tensor);
-  }
-  return taught(gate, "saved", tensor, packed);
 }
 
 PyObject* unpack(PyObject* self, PyObject* packed) {

@@ -15,8 +15,7 @@ PyTypeObject* type_of_gates = nullptr;
 PyObject* open(PyObject* self, PyObject* arguments) {
   Gate* gate = gate_of(self);
   PyObject *script = nullptr, *stack = nullptr;
-  Py_ssize_t position = 0;
-  if (!PyArg_ParseTuple(arguments, "O!O!n", script_type(), &script, &PyList_Type, &stack, &position)) {
+  if (!PyArg_ParseTuple(arguments, "O!O!", script_type(), &script, &PyList_Type, &stack)) {
     return nullptr;
   }
   Py_INCREF(script);
@@ -24,7 +23,7 @@ PyObject* open(PyObject* self, PyObject* arguments) {
   Py_INCREF(stack);
   Py_XSETREF(gate->stack, stack);
   gate->ledger->begin_step(gate->followed->script.lifetimes);
-  gate->position = static_cast<std::size_t>(position);
+  gate->position = 0;
   gate->noted_depth = PyList_GET_SIZE(stack);
   gate->save_thread = PyThread_get_thread_ident();
   gate->use_thread = 0;

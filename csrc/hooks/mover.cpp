@@ -83,16 +83,20 @@ bool has_light_moves(const Mover* mover, const Event& event, bool reloads) {
 
 }  // namespace
 
-bool is_held(const LightStorage* storage) {
+Reference held_storage(const LightStorage* storage) {
   const LightSource* source = storage->source;
   if (source->others == nullptr) {
-    return false;
+    return Reference(Py_None);
   }
   const Reference weak = Reference::stolen(PyObject_GetAttrString(source->others, "cdata"));
-  const Reference alive =
+  Reference alive =
       weak ? Reference::stolen(PyObject_CallOneArg(storage->mover->parts[kFromWeak], weak.get())) : Reference();
   PyErr_Clear();
-  return alive.get() != Py_None;
+  return alive;
+}
+
+bool is_held(const LightStorage* storage) {
+  return held_storage(storage).get() != Py_None;
 }
 
 bool may_move_here(const Mover* mover) {

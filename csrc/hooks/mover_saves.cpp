@@ -199,6 +199,38 @@ bool may_return(const LightStorage* storage) {
          may_move_here(mover) && version_of(mover, storage->witness.get()) == storage->version;
 }
 
+// The storage of bytes that never left the device: the plan has not released them yet, or the program holds them.
+Reference on_device(const LightStorage* storage) {
+  const LightSource* source = storage->source;
+  if (source->storage != nullptr) {
+    return Reference(source->storage);
+  }
+  Reference stored = held_storage(storage);
+  return stored.get() == Py_None ? Reference() : std::move(stored);
+}
+
+// The tensor of a use of such bytes. Null, perhaps with a Python error set, if Python has to handle the use.
+Reference in_place(const LightStorage* storage, const LightSave* save, const Reference& stored) {
+  const Mover* mover = storage->mover;
+  if (storage->copy == nullptr || !only_reads(mover) || !is_not_recorded(mover) || !may_move_here(mover) ||
+      version_of(mover, storage->witness.get()) != storage->version) {
+    return {};
+  }
+  const Moving& moving = *save->moving;
+  const Reference none = Reference::stolen(Py_BuildValue("(i)", 0)), one = Reference::stolen(Py_BuildValue("(i)", 1));
+  PyObject* const arguments[] = {none.get(), one.get(), moving.dtype.get(), moving.device.get()};
+  const Reference tensor = none && one ? Reference::stolen(PyObject_Vectorcall(mover->parts[kEmptyStrided], arguments,
+                                                                               2, mover->parts[kKeywords]))
+                                       : Reference();
+  if (!tensor || !Reference::stolen(PyObject_CallMethod(tensor.get(), "set_", "OLOO", stored.get(),
+                                                        static_cast<long long>(save->offset), moving.size.get(),
+                                                        moving.strides.get()))) {
+    return {};
+  }
+  ++mover->board->counts.used_in_place;
+  return with_data(mover, storage->witness.get(), tensor.get());
+}
+
 // Recomputes what was discarded. The recompute uses what it reads, at points of the script. False, perhaps with a
 // Python error set, if Python has to handle the use.
 bool restore(LightStorage* storage, LightSave* save) {
@@ -343,14 +375,17 @@ PyObject* move_use(Gate* gate, Mover* mover, std::size_t position, LightSave* sa
   if (event == nullptr || event->kind != Kind::Fetch || event->lifetime != storage->lifetime) {
     return nullptr;
   }
+  const Reference stored = storage->is_handed_over || is_discarded ? Reference() : on_device(storage);
+  const bool is_here = static_cast<bool>(stored);
   Reference tensor = storage->is_handed_over ? Reference()
+                     : is_here               ? in_place(storage, save, stored)
                      : is_discarded          ? tensor_of(storage, save)
                                              : reloaded(storage, save);
-  if (!tensor || !(is_discarded || note_reload(storage))) {
+  if (!tensor || !(is_here || is_discarded || note_reload(storage))) {
     forgiven();
     return nullptr;
   }
-  if (--storage->unused_views <= 0) {
+  if (!is_here && --storage->unused_views <= 0) {
     // The last known use: the caller's view keeps the bytes alive as long as it needs them.
     storage->forget_reload();
   }

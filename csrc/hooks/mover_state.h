@@ -94,7 +94,10 @@ inline bool is_false(const Reference& object) {
 [[nodiscard]] bool note_reload(const LightStorage* storage);
 // The same for a recompute, with a Python error set.
 [[nodiscard]] bool note_recompute(const LightStorage* storage, PyObject* made);
-// True if others hold the storage, which was released: its bytes are still on the device.
+// The storage that was released, if others hold it: its bytes are still on the device. None if nobody does; null if
+// that cannot be told.
+[[nodiscard]] Reference held_storage(const LightStorage* storage);
+// True if others hold it.
 [[nodiscard]] bool is_held(const LightStorage* storage);
 // True if it was discarded, and neither a recompute nor another holder has its bytes.
 [[nodiscard]] bool is_missing(const LightStorage* storage);

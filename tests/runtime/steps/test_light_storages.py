@@ -61,8 +61,8 @@ def test_a_settled_step_moves_its_storages_without_python(monkeypatch: pytest.Mo
         assert len(light) >= 20
         assert handed_over.lifetimes == []
         assert session.counters.storages - before[0] >= len(light)
-        assert session.counters.prefetched_reloads - before[1] >= len(light)
-        # The first save of the step, and what lies on the leaf that it saves, is Python's.
+        # One is a leaf, which the model holds: its uses find it on the device.
+        assert session.counters.prefetched_reloads - before[1] >= len(light) - 1
         hooks = [name for name in called if name in CALLED_BY_THE_GATE]
         assert len(hooks) <= 12, hooks
 
@@ -238,7 +238,7 @@ def test_a_storage_that_the_program_holds_is_used_in_place(monkeypatch: pytest.M
         before = session.counters.copied_not_freed_bytes, session.counters.used_in_place
         assert same(model.step(lambda y: held.append(y) or y), expected)  # type: ignore[func-returns-value]
         session.step()
-        assert handed_over.lifetimes
+        assert handed_over.lifetimes == []
         assert session.counters.copied_not_freed_bytes > before[0]
         assert session.counters.used_in_place > before[1]
         assert "saved in no module" in session.report()

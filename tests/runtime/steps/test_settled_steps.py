@@ -102,14 +102,12 @@ def test_points_without_an_action_run_no_python() -> None:
 
 
 def test_what_the_plan_offloads_runs_no_python() -> None:
-    """But for the first save of the step, which Python follows: its release, its reload and its use."""
     with settled_chain(100, offloads=True) as (session, x):
         begun = [chain(x, 2)]
         before = session.counters.reloads
         with python_calls() as called:
             chain(begun.pop(), 99).sum().backward()
-        hooks = [name for name in called if name in CALLED_BY_THE_GATE]
-        assert sorted(hooks) == ["_moved", "_moved", "_use"]
+        assert not set(CALLED_BY_THE_GATE).intersection(called)
         session.step()
         assert settling_of(session).is_expected
         assert session.counters.reloads - before >= 30

@@ -100,7 +100,8 @@ class Packer:
 
     # Saving.
 
-    def pack(self, tensor: torch.Tensor) -> Packed:
+    def pack(self, tensor: torch.Tensor) -> Packed | None:
+        """None for the first save of a settled step: the gate, which has opened, serves it."""
         saves = self.saves
         counters = saves.counters
         counters.saves += 1
@@ -142,6 +143,10 @@ class Packer:
         except BaseException:
             _set_grad_mode(True)  # see [Note: Interrupted]; else autograd would save nothing
             raise
+        if packed is None:
+            counters.saves -= 1  # the script counts it
+            counters.saved_bytes -= nbytes
+            return None
         return packed if part is tensor or isinstance(packed, tuple) else PackedShard(packed, tensor)
 
     def _make_room_for_product(self, weight: torch.Tensor, watch: StepWatch) -> None:
@@ -170,7 +175,7 @@ class Packer:
 
     def _pack_movable(
         self, tensor: torch.Tensor, part: torch.Tensor, storage: _Storage, node: _Node | None, nbytes: int
-    ) -> KeptTensor | PackedView:
+    ) -> KeptTensor | PackedView | None:
         saves = self.saves
         transport = saves.transports[part.device]
         if transport is None:
@@ -191,6 +196,10 @@ class Packer:
             return saves.save(tensor, part, storage, node, transport)
         watch.before_save()
         with (saves.recipes or watch).hook(transport):
+            if part is tensor and not saves.table.knows(storage) and watch.begins_settled(tensor, saves.counters):
+                if saves.after_save is not None:
+                    saves.after_save()
+                return None
             return saves.save(tensor, part, storage, node, transport)
 
     def _keep(self, tensor: torch.Tensor, reason: Kept, nbytes: int) -> KeptTensor:

@@ -97,14 +97,18 @@ class SettledHooks:
         """A save that the gate neither keeps nor moves, at this event of the script."""
         saves = self._saves
         if saves.in_forked_child:
-            return self._pack(tensor)
+            return self._pack_in_python(tensor)
         try:
             with saves.lock:
                 packed = self._planned_save(tensor, index)
         except BaseException:
             _set_grad_mode(True)  # see [Note: Interrupted] in hooks.py
             raise
-        return self._pack(tensor) if packed is None else packed
+        return self._pack_in_python(tensor) if packed is None else packed
+
+    def _pack_in_python(self, tensor: torch.Tensor) -> object:
+        packed = self._pack(tensor)
+        return self.gate.pack(tensor) if packed is None else packed  # another settled step begins
 
     def _use(self, packed: PackedView | _C.LightSave, index: int) -> torch.Tensor:
         """A use of a save that the gate neither keeps nor moves."""

@@ -40,7 +40,7 @@ class Lesson:
         counters: Counters,
         resident_bytes: int,
     ) -> None:
-        """It begins within the first save."""
+        """It begins with the first save."""
         self.step = step
         self.executor = executor
         self._stack = modules.stack()
@@ -190,7 +190,7 @@ class Lesson:
         event = event._replace(storage_bytes=managed.nbytes, key=key, form=form, moves=self._new_moves())
         if kind is EventKind.PLANNED:
             event = event._replace(moving=self._moving(event, tensor, managed))
-        if event.moving is None or not self._events:  # Python handles the first save of a step
+        if event.moving is None:
             self._not_light.add(number)
         return event._replace(encoded=encoded)
 

@@ -269,10 +269,10 @@ def _counted(
 ) -> tuple[Counters, Counter[int], Counter[tuple[Kept, int]]]:
     """The counts of a step without bytes; and the indices of the bytes that it saves and keeps, with their number."""
     counted = Counters()
-    count_events(bare[1:], counted)
+    count_events(bare, counted)
     counted.kept_bytes.clear()
     saved, kept = Counter[int](), Counter[tuple[Kept, int]]()
-    for event in events[1:]:
+    for event in events:
         if event.is_save:
             saved[event.nbytes] += 1
         if event.kind is EventKind.EXEMPT and event.reason is not None:

@@ -1,6 +1,6 @@
 """Settles steps: learns the script of a step that follows a plan, and lets the native gate serve later ones.
 
-A step is settled once two steps in a row that followed its plan had the same script. From its second save on the gate
+A step is settled once two steps in a row that followed its plan had the same script. From its first save on the gate
 serves it, until a save or a use differs from the script or the step ends. Then the Python hooks continue in the middle
 of the step: `continue_in_python` brings the step, its executor and its guard to the point that the gate has reached.
 
@@ -109,24 +109,29 @@ class Settling:
         habit = None if step.executor is None else self._habit(step, step.executor)
         return habit is not None and habit.is_settled and not is_recorded
 
-    def begin(self, step: WatchedStep, modules: ModuleWatch, counters: Counters, resident_bytes: int) -> None:
-        """Called in the first save: opens the gate for a settled step, and learns any other one."""
+    def begin(
+        self, step: WatchedStep, modules: ModuleWatch, counters: Counters, resident_bytes: int, *, may_settle: bool
+    ) -> bool:
+        """Called at the first save, whose key the step has. Opens the gate for a settled step, which the gate serves
+        from this save on: then this is True. Learns any other step."""
         gate, executor = self.gate, step.executor
         habit = None if executor is None else self._habit(step, executor)
         if gate is None or executor is None or habit is None or step.recorder is not None:
-            return
+            return False
         if habit.is_settled and habit.script is not None:
-            if step.meter is None:
+            if may_settle and step.meter is None:
                 self.followed = Followed(habit.script, step, executor, counters, habit)
-                gate.open(habit.script.native, modules.stack(), 1)
+                gate.open(habit.script.native, modules.stack())
                 if self.light is not None:
                     self.light.begin(self.followed)
                 self._ends.keeps_natively(gate)
+                return True
         elif habit.lessons < _MOST_LESSONS:
             habit.lessons += 1
             lesson = Lesson(step, executor, modules, counters, resident_bytes)
             self._lesson = lesson, habit
             gate.teach(lesson)
+        return False
 
     def _habit(self, step: WatchedStep, executor: Executor) -> _Habit | None:
         first = step.keys.first

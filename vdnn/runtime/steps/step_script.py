@@ -163,14 +163,14 @@ class StepScript:
         step.save_key, step.save_form = self.save_key, self.save_form
 
     def replay(self, step: WatchedStep, end: int, *, has_encoded: bool = False) -> None:
-        """Brings a step that the gate served from its second event to `end` to where the Python hooks would be.
+        """Brings a step that the gate served to `end` to where the Python hooks would be.
         `has_encoded`: what is encoded just before `end` was."""
         executor = step.executor
         if executor is None:
             raise RuntimeError("expected a step that follows a plan, got one without")
         step.keys.rewind()
-        step.point, step.uses, step.lifetimes = 0, 0, 1
-        for event in self.events[1:end]:
+        step.point, step.uses, step.lifetimes = -1, 0, 0
+        for event in self.events[:end]:
             step.encoded_passed(event.encoded)
             if event.key is not None:
                 step.save_passed(event.key, event.nbytes, event.storage_bytes, is_new=event.is_new)
@@ -184,9 +184,9 @@ class StepScript:
         executor.pass_moves()
 
     def count(self, counters: Counters, end: int) -> None:
-        """Counts what hooks that did not run would have counted, of the events after the first and before `end`."""
+        """Counts what hooks that did not run would have counted, of the events before `end`."""
         if end < len(self.events):
-            count_events(self.events[1:end], counters)
+            count_events(self.events[:end], counters)
             return
         if self._whole is None:
             self._whole = self._count_whole()
@@ -194,7 +194,7 @@ class StepScript:
 
     def _count_whole(self) -> Counters:
         whole = Counters()
-        count_events(self.events[1:], whole)
+        count_events(self.events, whole)
         return whole
 
 

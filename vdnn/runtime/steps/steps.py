@@ -35,6 +35,7 @@ from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.settling import Settling
 from vdnn.runtime.steps.watched_step import ObservedHook, WatchedStep
+from vdnn.runtime.storage.counters import Counters
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
 from vdnn.runtime.storage.transport import Transport
@@ -401,6 +402,17 @@ class StepWatch:
     def _graphs_are_gone(self) -> bool:
         return self._step.uses > 0 and self._ends.living == 0
 
+    def begins_settled(self, tensor: torch.Tensor, counters: Counters) -> bool:
+        """Called in a hook, before a save is managed that no earlier step had. If it is the first one of its step, the
+        plan is chosen. True if the gate serves the step from this save on."""
+        return self._is_in_hook and self._step.keys.first is None and self._begin(tensor, counters, may_settle=True)
+
+    def _begin(self, tensor: torch.Tensor, counters: Counters, *, may_settle: bool) -> bool:
+        step = self._step
+        step.next_key(tensor, self._modules)
+        now_bytes = self._choose_executor(step)
+        return self.settling.begin(step, self._modules, counters, now_bytes, may_settle=may_settle)
+
     def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool) -> Action | None:
         """The planned action; None if no plan has this save."""
         if not self._is_in_hook:
@@ -410,14 +422,12 @@ class StepWatch:
             if step.recorder is not None:
                 step.recorder.used_earlier_save()
             return None
-        is_first = step.keys.first is None
-        key = step.next_key(tensor, self._modules)
-        now_bytes = self._choose_executor(step) if is_first else 0
+        if step.keys.first is None:
+            self._begin(tensor, managed.facts.counters, may_settle=False)
+        key = step.key_of_first if step.point < 0 else step.next_key(tensor, self._modules)
         action = step.saved(managed, key, is_new=is_new)
         if self.has_guard_alone:
             self._expect_product(step, tensor)
-        if is_first:
-            self.settling.begin(step, self._modules, managed.facts.counters, now_bytes)
         if step.executor is not None and step.executor.is_outgrown and isinstance(step.guard, PlanGuard):
             self._guard_the_rest(step)
         return action

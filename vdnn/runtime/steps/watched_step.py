@@ -172,6 +172,14 @@ class WatchedStep:
         with self.recorder.recomputing(gauges.mark(transport.current_stream())):
             yield
 
+    @property
+    def key_of_first(self) -> SaveKey:
+        """The key of its first save, by which the plan was chosen."""
+        key = self.keys.first
+        if key is None:
+            raise RuntimeError("expected a step that has begun")
+        return key
+
     def next_key(self, tensor: torch.Tensor, modules: ModuleWatch) -> SaveKey:
         """The key of a save that is a point of this step."""
         key = self.save_key = self.keys.key(tensor, modules)
@@ -216,7 +224,8 @@ class WatchedStep:
         self.point += 1
         self.lifetimes += is_new
         self.save_key = key
-        self.keys.add(key, nbytes)
+        if self.point > 0:  # the first one has its key
+            self.keys.add(key, nbytes)
         self.save_form = self.keys.form
         if self.executor is not None:
             self.executor.pass_save(self.keys.form)

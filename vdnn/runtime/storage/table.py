@@ -128,6 +128,10 @@ class Table(Generic[Found]):
         self.entries: dict[TableKey, TableEntry[Found]] = {}
         self.latest: dict[int, TableEntry[Found]] = {}  # by native address
 
+    def knows(self, storage: torch.UntypedStorage) -> bool:
+        """True if a version of these bytes, or of a part of them, was added."""
+        return storage._cdata in self.latest
+
     def find(self, key: TableKey, whole: int, view: torch.Tensor) -> Match[Found] | None:
         """The version that has these bytes of a storage of `whole` bytes, alone or with others around them."""
         known = self._find(key, view)
