@@ -139,7 +139,8 @@ class LightStorages:
         counted = self.mover.end()
         self._followed = None
         for name, count in zip(_COUNTED, counted, strict=True):
-            setattr(counters, name, getattr(counters, name) + count)
+            if count:
+                setattr(counters, name, getattr(counters, name) + count)
 
     # Called by the mover.
 

@@ -396,10 +396,14 @@ class PlanStore:
 def keys_of(recording: Recording, begin: Begin) -> SaveKeys:
     """The save keys of a recorded step, as they were while it ran."""
     keys = SaveKeys(is_later=begin.is_later)
-    keys.begin = begin
     for point in recording.points:
-        if point.key is not None:
-            keys.add(point.key, math.prod(point.key.size) * getattr(torch, point.key.dtype).itemsize)
+        if point.key is None:
+            continue
+        nbytes = math.prod(point.key.size) * getattr(torch, point.key.dtype).itemsize
+        if keys.first is None:
+            keys.begin_with(point.key, begin.model, nbytes)
+        else:
+            keys.add(point.key, nbytes)
     return keys
 
 

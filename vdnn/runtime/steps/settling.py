@@ -15,7 +15,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from vdnn import _C
 from vdnn.runtime.steps.ends import StepEnds
@@ -52,6 +52,14 @@ class _Habit:
     failures: int = 0
 
 
+class _Last(NamedTuple):
+    """The habit of the last step: most steps are like the one before."""
+
+    executor: Executor
+    first: SaveKey
+    habit: _Habit
+
+
 class Light(Protocol):
     """The storages that the gate moves."""
 
@@ -84,6 +92,7 @@ class Settling:
         self.manage_kept: Callable[[Followed], None] = lambda _: None  # lets guards evict what the gate keeps
         self._ends = ends
         self._lesson: tuple[Lesson, _Habit] | None = None
+        self._last: _Last | None = None
         self._habits: weakref.WeakKeyDictionary[Executor, OrderedDict[SaveKey, _Habit]] = weakref.WeakKeyDictionary()
         self._sizes: weakref.WeakKeyDictionary[Executor, dict[Begin, ScriptSizes]] = weakref.WeakKeyDictionary()
 
@@ -91,7 +100,7 @@ class Settling:
         """No step will be settled any more."""
         if self.gate is not None:
             self.gate.teach(None)
-        self.gate = self.light = self._lesson = None
+        self.gate = self.light = self._lesson = self._last = None
         self.manage_kept = lambda _: None
         self._ends.forget_gate()
 
@@ -101,6 +110,9 @@ class Settling:
         """The script of the step that is expected to begin with this save."""
         if first is None or not self.is_expected:
             return None
+        last = self._last
+        if last is not None and last.first == first and last.habit.is_settled:
+            return last.habit.script
         habits = [known[first] for known in self._habits.values() if first in known]
         return next((habit.script for habit in habits if habit.is_settled and habit.script is not None), None)
 
@@ -137,6 +149,9 @@ class Settling:
         first = step.keys.first
         if first is None or self._ends.waits_for_graphs:
             return None
+        last = self._last
+        if last is not None and last.executor is executor and last.first == first:
+            return last.habit
         known = self._habits.setdefault(executor, OrderedDict())
         habit = known.get(first)
         if habit is None:
@@ -146,6 +161,7 @@ class Settling:
             if len(known) > _MOST_SHAPES:
                 known.popitem(last=False)
         known.move_to_end(first)
+        self._last = _Last(executor, first, habit)
         return habit
 
     def _sizes_of(self, step: WatchedStep, executor: Executor) -> ScriptSizes:

@@ -245,7 +245,7 @@ class StepWatch:
         self._has_passed_through = False
         self.budget.step_ended()
         self.steps += 1
-        self._step = WatchedStep(self._ends)
+        self._step = WatchedStep(self._ends, before=self._step)
         self._begin_observers(is_settled=self.settling.is_expected)
         self._on_step_end()
 
@@ -285,7 +285,7 @@ class StepWatch:
             self.end_step()
         elif are_gone and self._plans.is_planning and self._ends.is_micro_batch_over(graphs_are_gone=are_gone):
             self._end_micro_batch([])
-            self._step = WatchedStep(self._ends, is_later=True)
+            self._step = WatchedStep(self._ends, is_later=True, before=self._step)
             self._begin_observers(is_settled=self.settling.is_expected)
 
     def _end_micro_batch(self, outliving: list[ManagedStorage]) -> None:

@@ -82,8 +82,8 @@ class ObservedHook:
 class WatchedStep:
     """The state of one step. `lifetimes` is their number so far, `point` the last point."""
 
-    def __init__(self, ends: StepEnds, *, is_later: bool = False) -> None:
-        """`is_later`: it is a micro-batch, and not the first one."""
+    def __init__(self, ends: StepEnds, *, is_later: bool = False, before: WatchedStep | None = None) -> None:
+        """`is_later`: it is a micro-batch, and not the first one. `before`: the step before."""
         self.is_later = is_later
         self.uses = 0
         self.point = -1
@@ -91,7 +91,7 @@ class WatchedStep:
         self.peak_bytes = 0  # allocated at one time, so far
         self.resident_bytes = 0  # allocated when it began
         self.reload_marks: tuple[Mark, Mark] | None = None  # of the running hook
-        self.keys = SaveKeys(is_later=is_later)
+        self.keys: SaveKeys = SaveKeys(is_later=is_later, before=None if before is None else before.keys)
         self.save_key: SaveKey | None = None  # of the last save
         self.save_form: Form | None = None
         self.executor: Executor | None = None
