@@ -219,9 +219,10 @@ Reference in_place(const LightStorage* storage, const LightSave* save, const Ref
   const Moving& moving = *save->moving;
   const Reference none = Reference::stolen(Py_BuildValue("(i)", 0)), one = Reference::stolen(Py_BuildValue("(i)", 1));
   PyObject* const arguments[] = {none.get(), one.get(), moving.dtype.get(), moving.device.get()};
-  const Reference tensor = none && one ? Reference::stolen(PyObject_Vectorcall(mover->parts[kEmptyStrided], arguments,
-                                                                               2, mover->parts[kKeywords]))
-                                       : Reference();
+  const Reference tensor =
+      none && one
+          ? Reference::stolen(PyObject_Vectorcall(mover->parts[kEmptyStrided], arguments, 2, mover->parts[kKeywords]))
+          : Reference();
   if (!tensor || !Reference::stolen(PyObject_CallMethod(tensor.get(), "set_", "OLOO", stored.get(),
                                                         static_cast<long long>(save->offset), moving.size.get(),
                                                         moving.strides.get()))) {

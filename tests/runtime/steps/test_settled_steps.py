@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import itertools
 import sys
 import threading
 from collections.abc import Iterator
@@ -29,10 +31,13 @@ from tests.runtime.rigs.settled_steps import (
     settling_of,
 )
 from vdnn._C import SimDevice
+from vdnn.planning.footprint import offload_everything
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps import settling
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.kept import unpack_without_hooks
+from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.step.plan import Action, PlannedLifetime, make_plan
 
 STEPS = 5
 CALLED_BY_THE_GATE = ("_save", "_use", "_moved", "_hand_over", "_move", "_make_source")
@@ -270,6 +275,69 @@ def test_other_code_unpacks_what_the_gate_kept() -> None:
         packed = z.grad_fn._raw_saved_result.data  # type: ignore[union-attr]
         assert type(packed) is vdnn._C.KeptSave
         assert torch.equal(unpack_without_hooks(packed), z)
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+def test_no_storage_of_a_settled_step_is_managed_by_python(offloads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    with settled_chain(40, offloads=offloads) as (session, x):
+        monkeypatch.setattr(ManagedStorage, "__init__", lambda *_, **__: made.append(1))
+        chain(x, 41).sum().backward()
+        session.step()
+        assert settling_of(session).is_expected
+    assert made == []
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+def test_a_first_save_that_only_the_gate_can_tell_apart_is_followed_by_python(offloads: bool) -> None:
+    """Its key is that of the settled step: a module of the same name in a copy of the model saves it."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh()) for _ in range(4)])
+    x = torch.rand(8, 16)
+
+    def gradients(of: torch.nn.Module) -> list[torch.Tensor]:
+        of.zero_grad()
+        of(x).sum().backward()
+        return [one.grad.clone() for one in of.parameters() if one.grad is not None]
+
+    other = copy.deepcopy(model)
+    expected = gradients(other)
+    with vdnn.VirtualMachine("titan-x", fake=False) as machine:
+        options: Any = {"device": machine, "min_bytes": 0, "recompute": False, "measure": True}
+        with vdnn.offload("keep", **options) as recorded:
+            for _ in range(2):
+                gradients(model)
+                recorded.step()
+        assert recorded.recording is not None
+        lifetimes = offload_everything(recorded.recording)
+        if not offloads:
+            lifetimes = tuple(PlannedLifetime(one.nbytes, Action.KEEP) for one in lifetimes)
+        plan = make_plan(recorded.recording, "all alike", lifetimes)
+        with vdnn.offload(device=machine, min_bytes=0, plan=plan) as session:
+            counted = []
+            for one in (model,) * 6 + (other,) * 6:
+                assert all(map(torch.equal, gradients(one), expected))
+                session.step()
+                counted.append((session.counters.saves, settling_of(session).is_expected))
+    assert [is_settled for _, is_settled in counted][5:8] == [True, False, False]
+    assert counted[-1][1]
+    assert len({after - before for (before, _), (after, _) in itertools.pairwise(counted)}) == 1
+
+
+def test_a_first_save_of_bytes_of_an_earlier_step_is_followed_by_python() -> None:
+    with settled_session(OFFLOADS_ALL) as (session, network):
+        kept = torch.tanh(network.x @ network.weights[0])  # the step that this begins is cut off by the next one
+        session.step()
+        for _ in range(3):
+            for found, expected in zip(network.step(), Network().step(), strict=True):
+                assert found is not None
+                assert expected is not None
+                assert torch.equal(found, expected)
+            session.step()
+        kept.sum().backward()
+        session.step()
+        run(session, network, 4)
+        assert settling_of(session).is_expected
 
 
 def test_steps_settle_again_after_one_that_differs() -> None:
