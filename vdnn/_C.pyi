@@ -551,7 +551,7 @@ class StepModel(_Native):
         kinds: Sequence[int],
         storages_of_points: Sequence[int],
         storages: Sequence[tuple[int, int, int, int]],
-        gaps: Sequence[tuple[int, int, int, int]],
+        gaps: Sequence[tuple[int, int, int, int, int]],
         link: LinkModel,
         issue_ns: Sequence[int] = [],
         copy_issue_ns: int = 0,
@@ -613,6 +613,38 @@ class RecordedStep(_Native):
         """A recompute is (inputs, known point, compute ns, extra bytes, kept bytes, ns and bytes of the discard, issue
         ns of the recompute and of the discard)."""
     def with_recomputes(self, chosen: Sequence[int]) -> RecomputedStep: ...
+
+class PlanSearch(_Native):
+    """The search for the plan of one step under one budget. See vdnn.planning.search.plan_search."""
+
+    def __init__(
+        self,
+        *,
+        step: RecordedStep,
+        link: LinkModel,
+        copy_issue_ns: int,
+        budget_bytes: int,
+        candidates: Sequence[int],
+        candidates_by_issue: Sequence[int],
+        effort: tuple[float, float, int, int, int],
+    ) -> None:
+        """`effort` has the fields of Effort."""
+    def moves(self, chosen: Sequence[int]) -> list[tuple[int, int, int]] | None:
+        """The best absences found for the step with these recomputes. None if no plan of it meets the budget."""
+    def recomputes(self) -> list[list[int]]:
+        """The choices of recomputes with the shortest steps, the shortest first. For very short steps all choices."""
+    @property
+    def evaluations(self) -> int:
+        """The number of evaluations so far."""
+
+def local_search(
+    *, model: StepModel, budget_bytes: int, kept_ns: int, effort: int, starts: Sequence[tuple[bytes, bool, bool]]
+) -> StepOutcome | None:
+    """The best step found with `effort` evaluations; None if none of the starts fits the budget. A start has a byte per
+    gap, and the two orders of StepModel.evaluate()."""
+
+def first_choices(model: StepModel) -> list[tuple[bytes, bool, bool]]:
+    """The starts of a short search."""
 
 def training_step_ns(
     *,

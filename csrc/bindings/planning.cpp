@@ -1,8 +1,11 @@
 // Python bindings for planning, built from lists: StepModel (evaluates a choice of gaps), RecordedStep (applies a
-// choice of recomputes) and Room (for policies that assign copies to intervals).
+// choice of recomputes), PlanSearch (searches for both) and Room (for policies that assign copies to intervals).
+//
+// Searches release the GIL. One that Python waits for ends when Python has a signal to handle.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +15,8 @@
 
 #include "bindings/bindings.h"
 #include "device/errors.h"
+#include "planning/local_search.h"
+#include "planning/plan_search.h"
 #include "planning/recorded_step.h"
 #include "planning/room_tree.h"
 #include "planning/step_model.h"
@@ -42,8 +47,8 @@ std::unique_ptr<StepModel> make_model(
     std::vector<std::int64_t> compute_ns, std::vector<std::int64_t> peak_bytes, const std::vector<int>& kinds,
     std::vector<std::int32_t> storages_of_points,
     const std::vector<std::tuple<std::int64_t, std::int32_t, std::int32_t, std::int32_t>>& storages,
-    const std::vector<std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t>>& gaps, const LinkModel& link,
-    std::vector<std::int64_t> issue_ns, std::int64_t copy_issue_ns, bool synchronizes) {
+    const std::vector<std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t>>& gaps,
+    const LinkModel& link, std::vector<std::int64_t> issue_ns, std::int64_t copy_issue_ns, bool synchronizes) {
   StepModel::Shape shape;
   shape.issue_ns = std::move(issue_ns);
   shape.copy_issue_ns = copy_issue_ns;
@@ -55,7 +60,9 @@ std::unique_ptr<StepModel> make_model(
   for (const auto& [bytes, copy_point, free_point, end_point] : storages) {
     shape.storages.push_back({bytes, copy_point, free_point, end_point});
   }
-  for (const auto& [storage, use, first, last] : gaps) shape.gaps.push_back({storage, use, first, last});
+  for (const auto& [storage, use, first, last, release_point] : gaps) {
+    shape.gaps.push_back({storage, use, first, last, release_point});
+  }
   return std::make_unique<StepModel>(std::move(shape), link);
 }
 
@@ -80,10 +87,10 @@ py::bytes cover(const StepModel& model, const std::vector<std::int32_t>& order, 
   return may_leave;
 }
 
-std::vector<AbsenceTuple> absences_of(const StepOutcome& outcome) {
+std::vector<AbsenceTuple> to_tuples(const std::vector<StepAbsence>& absences) {
   std::vector<AbsenceTuple> tuples;
-  tuples.reserve(outcome.absences.size());
-  for (const StepAbsence& one : outcome.absences) tuples.emplace_back(one.gap, one.release_point, one.reload_point);
+  tuples.reserve(absences.size());
+  for (const StepAbsence& one : absences) tuples.emplace_back(one.gap, one.release_point, one.reload_point);
   return tuples;
 }
 
@@ -103,7 +110,7 @@ using Indices = std::vector<std::int32_t>;
 using RecomputeTuple = std::tuple<Indices, std::int32_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                                   std::int64_t, std::int64_t, std::int64_t>;
 
-std::unique_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compute_ns,
+std::shared_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compute_ns,
                                                  std::vector<std::int64_t> allocated_bytes,
                                                  std::vector<std::int64_t> peak_bytes, const std::vector<int>& kinds,
                                                  Indices lifetimes_of_points, const std::vector<StorageTuple>& storages,
@@ -127,7 +134,7 @@ std::unique_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compu
     }
     lifetimes.push_back(std::move(lifetime));
   }
-  return std::make_unique<RecordedStep>(
+  return std::make_shared<RecordedStep>(
       RecordedStep::Points{std::move(compute_ns), std::move(allocated_bytes), std::move(peak_bytes), kinds_of(kinds),
                            std::move(lifetimes_of_points), std::move(issue_ns), synchronizes},
       std::move(lifetimes));
@@ -137,17 +144,80 @@ std::unique_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compu
 using GapTuple = std::tuple<std::int32_t, std::int32_t, std::int64_t, std::int32_t, std::optional<std::int32_t>,
                             std::int32_t, std::int32_t>;
 
-std::vector<GapTuple> gaps_of(const RecomputedStep& step) {
+std::vector<GapTuple> gaps_of(const StepModel::Shape& step) {
   std::vector<GapTuple> tuples;
-  tuples.reserve(step.shape.gaps.size());
-  std::vector<std::int32_t> numbers(step.shape.storages.size(), 0);
-  for (std::size_t index = 0; index < step.shape.gaps.size(); ++index) {
-    const StepGap& gap = step.shape.gaps[index];
+  tuples.reserve(step.gaps.size());
+  std::vector<std::int32_t> numbers(step.storages.size(), 0);
+  for (const StepGap& gap : step.gaps) {
     const std::optional<std::int32_t> use = gap.use < 0 ? std::nullopt : std::optional(gap.use);
-    tuples.emplace_back(gap.storage, numbers[gap.storage]++, step.shape.storages[gap.storage].bytes,
-                        step.release_points[index], use, gap.first, gap.last);
+    tuples.emplace_back(gap.storage, numbers[gap.storage]++, step.storages[gap.storage].bytes, gap.release_point, use,
+                        gap.first, gap.last);
   }
   return tuples;
+}
+
+constexpr std::chrono::milliseconds between_signals{50};
+
+// For a search without the GIL that Python waits for: Ctrl-C ends it.
+BeforeEvaluation until_signal() {
+  auto next = std::make_shared<std::chrono::steady_clock::time_point>(std::chrono::steady_clock::now());
+  return [next] {
+    const auto now = std::chrono::steady_clock::now();
+    if (now < *next) return;
+    *next = now + between_signals;
+    const py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  };
+}
+
+using ChoiceTuple = std::tuple<py::bytes, bool, bool>;
+
+std::optional<StepOutcome> local_search(const StepModel& model, std::int64_t budget_bytes, std::int64_t kept_ns,
+                                        std::int64_t effort, const std::vector<ChoiceTuple>& starts) {
+  std::vector<Choice> choices;
+  choices.reserve(starts.size());
+  for (const auto& [may_leave, in_order, furthest_first] : starts) {
+    choices.push_back({static_cast<std::string>(may_leave), {}, {in_order, furthest_first}});
+  }
+  const py::gil_scoped_release release;
+  auto found = LocalSearch(model, budget_bytes, kept_ns, effort, until_signal()).run(choices);
+  if (!found.has_value()) return std::nullopt;
+  return std::move(found->outcome);
+}
+
+std::vector<ChoiceTuple> first_choices_of(const StepModel& model) {
+  std::vector<ChoiceTuple> tuples;
+  for (const Choice& one : first_choices(model)) {
+    tuples.emplace_back(one.may_leave, one.options.in_order, one.options.furthest_first);
+  }
+  return tuples;
+}
+
+using EffortTuple = std::tuple<double, double, std::int64_t, std::int64_t, std::size_t>;
+
+std::shared_ptr<PlanSearch> make_plan_search(std::shared_ptr<const RecordedStep> step, const LinkModel& link,
+                                             std::int64_t copy_issue_ns, std::int64_t budget_bytes, Indices candidates,
+                                             Indices candidates_by_issue, const EffortTuple& effort) {
+  const auto& [moves, trials, most_trials, moves_a_trial, finalists] = effort;
+  return std::make_shared<PlanSearch>(PlanSearch::Request{std::move(step),
+                                                          link,
+                                                          copy_issue_ns,
+                                                          budget_bytes,
+                                                          std::move(candidates),
+                                                          std::move(candidates_by_issue),
+                                                          {moves, {trials, most_trials, moves_a_trial}, finalists}});
+}
+
+std::optional<std::vector<AbsenceTuple>> moves_of(const PlanSearch& search, const Indices& chosen) {
+  const py::gil_scoped_release release;
+  const auto absences = search.moves(chosen, until_signal());
+  if (!absences.has_value()) return std::nullopt;
+  return to_tuples(*absences);
+}
+
+std::vector<Indices> recomputes_of(const PlanSearch& search) {
+  const py::gil_scoped_release release;
+  return search.recomputes(until_signal());
 }
 
 // Calls RoomTree::take_down() for each entry, in order.
@@ -166,7 +236,7 @@ void bind_planning(py::module_& module) {
   py::class_<StepOutcome>(module, "StepOutcome")
       .def_readonly("step_ns", &StepOutcome::step_ns)
       .def_readonly("host_ns", &StepOutcome::host_ns)
-      .def_property_readonly("absences", &absences_of)
+      .def_property_readonly("absences", [](const StepOutcome& outcome) { return to_tuples(outcome.absences); })
       .def_property_readonly("stalls", &stalls_of);
   py::class_<RoomTree>(module, "Room")
       .def(py::init<const std::vector<std::int64_t>&>(), arg("room_bytes"))
@@ -190,25 +260,34 @@ void bind_planning(py::module_& module) {
             return model.peak_bytes(from_tuples(absences));
           },
           arg("absences"));
-  py::class_<RecomputedStep>(module, "RecomputedStep")
-      .def_property_readonly("step_ns", &RecomputedStep::step_ns)
-      .def_property_readonly("peak_bytes", &RecomputedStep::peak_bytes)
-      .def_property_readonly("least_bytes", &RecomputedStep::least_bytes)
-      .def_property_readonly("compute_ns", [](const RecomputedStep& step) { return step.shape.compute_ns; })
+  py::class_<StepModel::Shape>(module, "RecomputedStep")
+      .def_property_readonly("step_ns", &StepModel::Shape::kept_ns)
+      .def_property_readonly("peak_bytes", &StepModel::Shape::most_bytes)
+      .def_property_readonly("least_bytes", &StepModel::Shape::least_bytes)
+      .def_property_readonly("compute_ns", [](const StepModel::Shape& step) { return step.compute_ns; })
       .def_property_readonly("gaps", &gaps_of)
       .def(
           "model",
-          [](const RecomputedStep& step, const LinkModel& link, std::int64_t copy_issue_ns) {
-            StepModel::Shape shape = step.shape;
+          [](const StepModel::Shape& step, const LinkModel& link, std::int64_t copy_issue_ns) {
+            StepModel::Shape shape = step;
             shape.copy_issue_ns = copy_issue_ns;
             return std::make_unique<StepModel>(std::move(shape), link);
           },
           arg("link"), arg("copy_issue_ns") = 0);
-  py::class_<RecordedStep>(module, "RecordedStep")
+  py::class_<RecordedStep, std::shared_ptr<RecordedStep>>(module, "RecordedStep")
       .def(py::init(&make_recorded_step), py::kw_only(), arg("compute_ns"), arg("allocated_bytes"), arg("peak_bytes"),
            arg("kinds"), arg("lifetimes_of_points"), arg("storages"), arg("uses"), arg("read"), arg("recomputes"),
            arg("issue_ns"), arg("synchronizes"))
       .def("with_recomputes", &RecordedStep::with_recomputes, arg("chosen"));
+  py::class_<PlanSearch, std::shared_ptr<PlanSearch>>(module, "PlanSearch")
+      .def(py::init(&make_plan_search), py::kw_only(), arg("step"), arg("link"), arg("copy_issue_ns"),
+           arg("budget_bytes"), arg("candidates"), arg("candidates_by_issue"), arg("effort"))
+      .def("moves", &moves_of, arg("chosen"))
+      .def("recomputes", &recomputes_of)
+      .def_property_readonly("evaluations", &PlanSearch::evaluations);
+  module.def("local_search", &local_search, py::kw_only(), arg("model"), arg("budget_bytes"), arg("kept_ns"),
+             arg("effort"), arg("starts"));
+  module.def("first_choices", &first_choices_of, arg("model"));
 }
 
 }  // namespace vdnn

@@ -2,7 +2,6 @@
 #include "planning/recorded_step.h"
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -56,8 +55,8 @@ class Rewriting {
     }
   }
 
-  RecomputedStep run() {
-    recomputed_.shape.synchronizes = points_.synchronizes;
+  StepModel::Shape run() {
+    shape_.synchronizes = points_.synchronizes;
     for (std::size_t index = 0; index < points_.kinds.size(); ++index) {
       const std::int64_t allocated = points_.allocated_bytes[index];
       compute_ns_ = points_.compute_ns[index];
@@ -77,18 +76,18 @@ class Rewriting {
       if (encoding_numbers_[index] >= 0) add_storage(encoding_of(index), added_reads_[encoding_numbers_[index]]);
     }
     sort_gaps();
-    return std::move(recomputed_);
+    return std::move(shape_);
   }
 
  private:
-  [[nodiscard]] std::int32_t new_points() const { return static_cast<std::int32_t>(recomputed_.shape.kinds.size()); }
+  [[nodiscard]] std::int32_t new_points() const { return static_cast<std::int32_t>(shape_.kinds.size()); }
 
   void add_point(StepPoint kind, std::int32_t used, std::int64_t allocated) {
-    recomputed_.shape.kinds.push_back(kind);
-    recomputed_.shape.storages_of_points.push_back(used);
-    recomputed_.shape.compute_ns.push_back(compute_ns_);
-    recomputed_.shape.issue_ns.push_back(issue_ns_);
-    recomputed_.shape.peak_bytes.push_back(peak_);
+    shape_.kinds.push_back(kind);
+    shape_.storages_of_points.push_back(used);
+    shape_.compute_ns.push_back(compute_ns_);
+    shape_.issue_ns.push_back(issue_ns_);
+    shape_.peak_bytes.push_back(peak_);
     compute_ns_ = issue_ns_ = 0;
     peak_ = allocated;
   }
@@ -141,7 +140,7 @@ class Rewriting {
   }
 
   void count_bytes() {
-    std::vector<std::int64_t> change(recomputed_.shape.kinds.size() + 1, 0);
+    std::vector<std::int64_t> change(shape_.kinds.size() + 1, 0);
     for (const std::int32_t index : chosen_) {
       const RecordedLifetime& lifetime = lifetimes_[index];
       const std::int32_t known = lifetime.recompute.known_point;
@@ -169,9 +168,9 @@ class Rewriting {
       change[first_of_[ends_[index]] + 1] -= storage.bytes;
     }
     std::int64_t more = 0;
-    for (std::size_t point = 0; point < recomputed_.shape.peak_bytes.size(); ++point) {
+    for (std::size_t point = 0; point < shape_.peak_bytes.size(); ++point) {
       more += change[point];
-      recomputed_.shape.peak_bytes[point] += more;
+      shape_.peak_bytes[point] += more;
     }
   }
 
@@ -191,50 +190,33 @@ class Rewriting {
   }
 
   void add_storage(const StepStorage& storage, const std::vector<Read>& reads) {
-    const auto index = static_cast<std::int32_t>(recomputed_.shape.storages.size());
+    const auto index = static_cast<std::int32_t>(shape_.storages.size());
     const std::int32_t end = storage.end_point;
-    recomputed_.shape.storages.push_back(storage);
+    shape_.storages.push_back(storage);
     std::int32_t release = storage.copy_point;
     std::int32_t held = std::max(release, storage.free_point);
     for (const Read& one : reads) {
       if (one.use > release) {
         const std::int32_t last = std::min(one.use, end);
-        if (held < last) add_gap({index, one.use, held + 1, last}, release);
+        if (held < last) shape_.gaps.push_back({index, one.use, held + 1, last, release});
         release = one.use;
       }
       held = std::max({held, one.use, one.done});
     }
-    if (held < end) add_gap({index, -1, held + 1, end}, release);
-  }
-
-  void add_gap(const StepGap& gap, std::int32_t release_point) {
-    recomputed_.shape.gaps.push_back(gap);
-    recomputed_.release_points.push_back(release_point);
+    if (held < end) shape_.gaps.push_back({index, -1, held + 1, end, release});
   }
 
   // Sorts gaps by the order in which offloads are issued.
   void sort_gaps() {
-    std::vector<std::int32_t> order(recomputed_.shape.gaps.size());
-    std::iota(order.begin(), order.end(), 0);
-    const auto copy_point = [this](std::int32_t gap) {
-      return recomputed_.shape.storages[recomputed_.shape.gaps[gap].storage].copy_point;
-    };
-    std::stable_sort(order.begin(), order.end(),
-                     [&](std::int32_t one, std::int32_t other) { return copy_point(one) < copy_point(other); });
-    std::vector<StepGap> gaps;
-    std::vector<std::int32_t> release_points;
-    for (const std::int32_t gap : order) {
-      gaps.push_back(recomputed_.shape.gaps[gap]);
-      release_points.push_back(recomputed_.release_points[gap]);
-    }
-    recomputed_.shape.gaps = std::move(gaps);
-    recomputed_.release_points = std::move(release_points);
+    const auto copy_point = [this](const StepGap& gap) { return shape_.storages[gap.storage].copy_point; };
+    std::stable_sort(shape_.gaps.begin(), shape_.gaps.end(),
+                     [&](const StepGap& one, const StepGap& other) { return copy_point(one) < copy_point(other); });
   }
 
   const RecordedStep::Points& points_;
   const std::vector<RecordedLifetime>& lifetimes_;
   std::vector<std::int32_t> chosen_;
-  RecomputedStep recomputed_;
+  StepModel::Shape shape_;
   std::int64_t compute_ns_ = 0;  // of the interval that the next new point ends
   std::int64_t issue_ns_ = 0;
   std::int64_t peak_ = 0;
@@ -251,36 +233,6 @@ class Rewriting {
 };
 
 }  // namespace
-
-std::int64_t RecomputedStep::step_ns() const {
-  std::int64_t host = 0;
-  std::int64_t device = 0;
-  for (std::size_t point = 0; point < shape.compute_ns.size(); ++point) {
-    host += shape.issue_ns[point];
-    device += shape.compute_ns[point];
-    if (shape.synchronizes) device = std::max(device, host);
-  }
-  return std::max(device, host);
-}
-
-std::int64_t RecomputedStep::peak_bytes() const {
-  return *std::max_element(shape.peak_bytes.begin(), shape.peak_bytes.end());
-}
-
-std::int64_t RecomputedStep::least_bytes() const {
-  std::vector<std::int64_t> change(shape.peak_bytes.size() + 1, 0);
-  for (const StepGap& gap : shape.gaps) {
-    change[gap.first] += shape.storages[gap.storage].bytes;
-    change[gap.last + 1] -= shape.storages[gap.storage].bytes;
-  }
-  std::int64_t absent = 0;
-  std::int64_t least = 0;
-  for (std::size_t interval = 0; interval < shape.peak_bytes.size(); ++interval) {
-    absent += change[interval];
-    least = std::max(least, shape.peak_bytes[interval] - absent);
-  }
-  return least;
-}
 
 RecordedStep::RecordedStep(Points points, std::vector<RecordedLifetime> lifetimes)
     : points_(std::move(points)), lifetimes_(std::move(lifetimes)) {
@@ -309,7 +261,7 @@ RecordedStep::RecordedStep(Points points, std::vector<RecordedLifetime> lifetime
   }
 }
 
-RecomputedStep RecordedStep::with_recomputes(const std::vector<std::int32_t>& chosen) const {
+StepModel::Shape RecordedStep::with_recomputes(const std::vector<std::int32_t>& chosen) const {
   return Rewriting(*this, chosen).run();
 }
 

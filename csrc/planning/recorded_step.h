@@ -30,17 +30,6 @@ struct RecordedLifetime {
   StepRecompute recompute;
 };
 
-// A step with recomputes. The storages of `shape` are the lifetimes, followed by the encodings that codecs keep;
-// `release_points` has the point at which each gap of `shape` may begin.
-struct RecomputedStep {
-  StepModel::Shape shape;
-  std::vector<std::int32_t> release_points;
-  // The step when nothing is offloaded.
-  [[nodiscard]] std::int64_t step_ns() const;
-  [[nodiscard]] std::int64_t peak_bytes() const;   // when nothing is offloaded
-  [[nodiscard]] std::int64_t least_bytes() const;  // when everything is offloaded that can be
-};
-
 class RecordedStep {
  public:
   struct Points {
@@ -56,8 +45,9 @@ class RecordedStep {
   // Throws InvalidArgument if indices or sizes are inconsistent.
   RecordedStep(Points points, std::vector<RecordedLifetime> lifetimes);
 
-  // Throws InvalidArgument for a lifetime that cannot be recomputed.
-  [[nodiscard]] RecomputedStep with_recomputes(const std::vector<std::int32_t>& chosen) const;
+  // The step with these recomputes. Its storages are the lifetimes, followed by the encodings that codecs keep. Throws
+  // InvalidArgument for a lifetime that cannot be recomputed.
+  [[nodiscard]] StepModel::Shape with_recomputes(const std::vector<std::int32_t>& chosen) const;
 
   [[nodiscard]] const Points& points() const { return points_; }
   [[nodiscard]] const std::vector<RecordedLifetime>& lifetimes() const { return lifetimes_; }

@@ -24,12 +24,14 @@ struct StepStorage {
   std::int32_t end_point;
 };
 
-// The storage may be absent from interval `first` to interval `last`, both inclusive. `use` is -1 if no use follows.
+// The storage may be absent from interval `first` to interval `last`, both inclusive, if it is released at
+// `release_point`. `use` is -1 if no use follows.
 struct StepGap {
   std::int32_t storage;
   std::int32_t use;
   std::int32_t first;
   std::int32_t last;
+  std::int32_t release_point;
 };
 
 // The absence of a storage within one gap. `reload_point` is -1 if the reload is issued only at the use.
@@ -81,6 +83,12 @@ class StepModel {
     std::vector<std::int64_t> issue_ns = {};
     std::int64_t copy_issue_ns = 0;
     bool synchronizes = false;
+
+    [[nodiscard]] std::int64_t bytes_of(std::int32_t gap) const { return storages[gaps[gap].storage].bytes; }
+    // The step when nothing is offloaded.
+    [[nodiscard]] std::int64_t kept_ns() const;
+    [[nodiscard]] std::int64_t most_bytes() const;   // the peak when nothing is offloaded
+    [[nodiscard]] std::int64_t least_bytes() const;  // the peak when everything is offloaded that can be
   };
 
   // Throws InvalidArgument if indices or sizes are inconsistent.
@@ -99,6 +107,8 @@ class StepModel {
   [[nodiscard]] StepOutcome replay(const std::vector<StepAbsence>& absences) const;
   [[nodiscard]] std::int64_t peak_bytes(const std::vector<StepAbsence>& absences) const;
 
+  [[nodiscard]] const Shape& shape() const { return shape_; }
+  [[nodiscard]] const LinkModel& link() const { return link_; }
   [[nodiscard]] std::size_t points() const { return shape_.kinds.size(); }
   [[nodiscard]] std::size_t gaps() const { return shape_.gaps.size(); }
 
@@ -109,7 +119,7 @@ class StepModel {
                                                                      bool furthest_first) const;
   [[nodiscard]] std::vector<StepAbsence> reload_early(const std::vector<StepAbsence>& released,
                                                       std::int64_t budget_bytes, bool in_order) const;
-  [[nodiscard]] std::int64_t bytes_of(std::int32_t gap) const;
+  [[nodiscard]] std::int64_t bytes_of(std::int32_t gap) const { return shape_.bytes_of(gap); }
   // The room under the budget in every interval. `change`: by how much more is absent from an interval on.
   [[nodiscard]] std::vector<std::int64_t> room_of(const std::vector<std::int64_t>& change,
                                                   std::int64_t budget_bytes) const;

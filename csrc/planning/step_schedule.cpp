@@ -45,6 +45,36 @@ class WaitingRanks {
 
 }  // namespace
 
+std::int64_t StepModel::Shape::kept_ns() const {
+  std::int64_t host = 0;
+  std::int64_t device = 0;
+  for (std::size_t point = 0; point < compute_ns.size(); ++point) {
+    if (!issue_ns.empty()) host += issue_ns[point];
+    device += compute_ns[point];
+    if (synchronizes) device = std::max(device, host);
+  }
+  return std::max(device, host);
+}
+
+std::int64_t StepModel::Shape::most_bytes() const {
+  return *std::max_element(peak_bytes.begin(), peak_bytes.end());
+}
+
+std::int64_t StepModel::Shape::least_bytes() const {
+  std::vector<std::int64_t> change(peak_bytes.size() + 1, 0);
+  for (const StepGap& gap : gaps) {
+    change[gap.first] += storages[gap.storage].bytes;
+    change[gap.last + 1] -= storages[gap.storage].bytes;
+  }
+  std::int64_t absent = 0;
+  std::int64_t least = 0;
+  for (std::size_t interval = 0; interval < peak_bytes.size(); ++interval) {
+    absent += change[interval];
+    least = std::max(least, peak_bytes[interval] - absent);
+  }
+  return least;
+}
+
 StepModel::StepModel(Shape shape, const LinkModel& link) : shape_(std::move(shape)), link_(link) {
   const std::size_t points = shape_.kinds.size();
   require(points > 0, "kinds", "at least one point");
@@ -65,8 +95,8 @@ StepModel::StepModel(Shape shape, const LinkModel& link) : shape_(std::move(shap
   }
   for (const StepGap& gap : shape_.gaps) {
     require(gap.storage >= 0 && gap.storage < storages && gap.use >= -1 && gap.use <= last && gap.first > 0 &&
-                gap.first <= gap.last && gap.last <= last,
-            "gaps", "storages, uses and intervals of the step");
+                gap.first <= gap.last && gap.last <= last && gap.release_point >= 0 && gap.release_point < gap.first,
+            "gaps", "storages, uses, intervals and release points of the step");
   }
   gaps_by_first_.resize(gaps());
   std::iota(gaps_by_first_.begin(), gaps_by_first_.end(), 0);
@@ -94,10 +124,6 @@ StepModel::StepModel(Shape shape, const LinkModel& link) : shape_(std::move(shap
   for (std::size_t rank = 0; rank < gaps(); ++rank) {
     ranks_from_furthest_[gaps_from_furthest_[rank]] = static_cast<std::int32_t>(rank);
   }
-}
-
-std::int64_t StepModel::bytes_of(std::int32_t gap) const {
-  return shape_.storages[shape_.gaps[gap].storage].bytes;
 }
 
 std::vector<std::int64_t> StepModel::room_of(const std::vector<std::int64_t>& change, std::int64_t budget_bytes) const {

@@ -44,8 +44,12 @@ MUTANTS = [
             "min(recompute.kept_bytes, recompute.disc",
         ),
         ("planning/costs.py", "max(*rates.values(), share * both)", "min(*rates.values(), share * both)"),
-        ("planning/search/local_search.py", "found.step_ns < self.best.step_ns", "found.step_ns > self.best.step_ns"),
-        ("planning/search/local_search.py", "last if reload < 0 else reload", "last"),
+        (
+            "csrc/planning/local_search.cpp",
+            "found.outcome.step_ns < best_->outcome.step_ns",
+            "found.outcome.step_ns > best_->outcome.step_ns",
+        ),
+        ("csrc/planning/local_search.cpp", "absence.reload_point < 0 ? gap.last : absence.reload_point", "gap.last"),
     ),
     *_of(
         "planning/bound",

@@ -16,7 +16,7 @@ from vdnn.planning.gaps import gaps_of
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
 from vdnn.planning.policies import PlanPolicy, PlanRequest
-from vdnn.planning.search.recompute_choice import RecomputeChoice
+from vdnn.planning.search import auto
 from vdnn.planning.search.step_model import AbsenceTuple, plan_of
 from vdnn.step.plan import Plan
 
@@ -110,7 +110,7 @@ def test_a_certified_plan_tries_the_recomputes_that_the_bound_chose(monkeypatch:
     recording = recomputable(chain([100, 100, 200]), 1, (), compute_ns=1)
     slow = LinkCosts(1e7, 1e7, 2e7, 0)
     budget_bytes = recording.peak_bytes - 100
-    monkeypatch.setattr(RecomputeChoice, "best", lambda choice, count: [])
+    monkeypatch.setattr(auto, "candidates_of", lambda recording: [])
     moved = plan_step(recording, slow, budget_bytes, certify=True)
     assert moved.plan.offloaded_bytes
     bound = Bound(recording.compute_ns, is_whole=False, recomputes=frozenset({1}))

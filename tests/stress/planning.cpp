@@ -72,7 +72,7 @@ void plan_beside(Run& run, const DeviceKind& kind, Dice& dice) {
   const std::uint64_t seed = dice.seed();
   ComputeStream compute = ComputeStream::on_its_own(rig, "compute");
   const RecordedStep step = make_step();
-  const StepModel shared(step.with_recomputes({}).shape, LinkModel{});
+  const StepModel shared(step.with_recomputes({}), LinkModel{});
   run_together(4, [&](std::size_t index) {
     if (index == 0) {
       Network network(rig, compute, seed, run.counts);
@@ -87,7 +87,7 @@ void plan_beside(Run& run, const DeviceKind& kind, Dice& dice) {
       for (std::uint64_t number = 0; number < plans; ++number) {
         plan(shared, number, run.counts);
         const auto recomputed = step.with_recomputes({static_cast<std::int32_t>(2 * (number % 8) + 1)});
-        plan(StepModel(recomputed.shape, LinkModel{}), number, run.counts);
+        plan(StepModel(recomputed, LinkModel{}), number, run.counts);
       }
     }
   });

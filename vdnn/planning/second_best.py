@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vdnn import _C
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import Gap, gaps_of
 from vdnn.planning.planned_step import PlannedStep
 from vdnn.planning.policies.plan_policy import PlanRequest
 from vdnn.planning.recomputing import candidates_of, planned_recompute, with_recomputes
-from vdnn.planning.search.auto_offload import first_choices
-from vdnn.planning.search.local_search import Choice, Found, Search
 from vdnn.planning.search.step_model import make_step_model, plan_of, tuples_of_plan
 from vdnn.planning.search.use_moments import with_room_at_uses
 from vdnn.planning.simulate import simulate
@@ -103,15 +102,19 @@ class _Trials:
         if not gaps:
             return None
         model = make_step_model(followed, gaps, self._request.costs)
-        computed_ns = [point.compute_ns for point in followed.points]
-        as_planned = Choice(bytes((gap.lifetime, gap.number) in self._moved for gap in gaps))
-        starts = [as_planned, *first_choices(computed_ns, gaps, self._request.costs)]
-        found = Search(model, gaps, self._budget_bytes, followed.kept_ns, _MOVES).run(starts)
+        as_planned = bytes((gap.lifetime, gap.number) in self._moved for gap in gaps)
+        found = _C.local_search(
+            model=model,
+            budget_bytes=self._budget_bytes,
+            kept_ns=followed.kept_ns,
+            effort=_MOVES,
+            starts=[(as_planned, False, False), *_C.first_choices(model)],
+        )
         return None if found is None else self._simulated_ns(followed, gaps, found)
 
-    def _simulated_ns(self, followed: Recording, gaps: Sequence[Gap], found: Found) -> int | None:
+    def _simulated_ns(self, followed: Recording, gaps: Sequence[Gap], found: _C.StepOutcome) -> int | None:
         """The step of a found choice as a plan would run it. None if it does not fit: the search does not see all
         memory that a use needs."""
-        plan = plan_of(followed, gaps, found.outcome.absences, self._planned.plan.policy, self._budget_bytes)
+        plan = plan_of(followed, gaps, found.absences, self._planned.plan.policy, self._budget_bytes)
         timeline = simulate(followed, with_room_at_uses(followed, plan, self._budget_bytes), self._request.costs)
         return timeline.step_ns if timeline.peak_bytes <= self._budget_bytes else None

@@ -9,12 +9,12 @@ from hypothesis import given, settings, strategies
 
 from tests.drawn import examples
 from tests.planning.recordings import LINKS, any_recording, chain
+from tests.planning.reference.covers import order_near, orders_of_leaving_out
 from vdnn import _C
 from vdnn.errors import InvalidArgumentError
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import gaps_of
 from vdnn.planning.least_memory import least_bytes
-from vdnn.planning.search.covers import order_near, orders_of_leaving_out
 from vdnn.planning.search.step_model import make_step_model
 from vdnn.step.recording import Recording
 

@@ -11,13 +11,15 @@ import torch
 from torch import nn
 
 import vdnn
+from vdnn import _C
 from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.planned_step import PlannedStep, plan_step
-from vdnn.planning.search import auto_offload, recompute_choice
+from vdnn.planning.policies import PlanRequest
+from vdnn.planning.search import auto
 from vdnn.planning.search.auto import Auto
-from vdnn.planning.search.effort import QUICK
-from vdnn.planning.search.local_search import Search
+from vdnn.planning.search.effort import QUICK, Effort
+from vdnn.planning.search.plan_search import make_plan_search
 from vdnn.step.recording import Recording
 
 _MACHINE = "h100"
@@ -52,20 +54,17 @@ def recorded() -> Recording:
 @pytest.fixture
 def evaluations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """Returns the evaluations of moves since the last call."""
-    counts = [0]
+    searches: list[_C.PlanSearch] = []
 
-    class Counted(Search):
-        def run(self, starts):  # type: ignore[no-untyped-def]
-            found = super().run(starts)
-            counts.append(self.evaluated)
-            return found
+    def remembered(request: PlanRequest, effort: Effort) -> _C.PlanSearch:
+        searches.append(make_plan_search(request, effort))
+        return searches[-1]
 
-    for module in (auto_offload, recompute_choice):
-        monkeypatch.setattr(module, "Search", Counted)
+    monkeypatch.setattr(auto, "make_plan_search", remembered)
 
     def taken() -> int:
-        total = sum(counts)
-        counts.clear()
+        total = sum(one.evaluations for one in searches)
+        searches.clear()
         return total
 
     return taken

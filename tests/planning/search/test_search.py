@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tests.planning.recordings import chain
+from tests.planning.reference.local_search import polish
 from tests.planning.reference.schedule import schedule
+from vdnn import _C
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import gaps_of
-from vdnn.planning.search.local_search import Choice, Search, polish
 from vdnn.planning.search.step_model import absences_by_gap, make_step_model
 
 EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # one nanosecond for each byte
@@ -22,11 +23,11 @@ def test_each_order_of_a_choice_is_scheduled_so() -> None:
     chosen = bytes([1] * len(gaps))
     outcomes = []
     for furthest_first in (False, True):
-        search = Search(model, gaps, budget, kept_ns=0, effort=1)
-        found = search.run([Choice(chosen, furthest_first=furthest_first)])
+        starts = [(chosen, False, furthest_first)]
+        found = _C.local_search(model=model, budget_bytes=budget, kept_ns=0, effort=1, starts=starts)
         assert found is not None
         expected = schedule(recording, gaps, chosen, budget, furthest_first=furthest_first)
-        assert absences_by_gap(gaps, found.outcome.absences) == expected
+        assert absences_by_gap(gaps, found.absences) == expected
         outcomes.append(expected)
     assert outcomes[0] != outcomes[1], "the order tells them apart"
 
@@ -37,17 +38,15 @@ def test_the_best_of_the_starts_is_returned() -> None:
     gaps = gaps_of(recording)
     model = make_step_model(recording, gaps, EVEN)
     budget = recording.peak_bytes - 3
-    starts = [Choice(bytes(one == index for one in range(len(gaps)))) for index in range(3)]
-    taken = [model.evaluate(one.may_leave, budget, [], one.in_order, one.furthest_first) for one in starts]
+    starts = [(bytes(one == index for one in range(len(gaps))), False, False) for index in range(3)]
+    taken = [model.evaluate(may_leave, budget) for may_leave, _, _ in starts]
     times = [one.step_ns for one in taken if one is not None]
     assert sorted(times, reverse=True) == times
     assert len(set(times)) == len(starts)
-    found = Search(model, gaps, budget, kept_ns=0, effort=len(starts)).run(starts)
-    assert found is not None
-    assert found.step_ns == times[-1]
-    found = Search(model, gaps, budget, kept_ns=0, effort=len(starts)).run(starts[::-1])
-    assert found is not None
-    assert found.step_ns == times[-1]
+    for order in (starts, starts[::-1]):
+        found = _C.local_search(model=model, budget_bytes=budget, kept_ns=0, effort=len(starts), starts=order)
+        assert found is not None
+        assert found.step_ns == times[-1]
 
 
 def test_a_reload_that_is_too_late_is_moved_ahead_by_as_many_points_as_it_needs() -> None:

@@ -10,15 +10,18 @@ once more with the host lane, where each copy and recompute has to be issued, so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from vdnn.errors import BudgetError
+from vdnn import _C
+from vdnn.planning.gaps import gaps_of
+from vdnn.planning.least_memory import require_feasible_budget
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.recomputing import candidates_of, planned_recompute, with_recomputes
 from vdnn.planning.search.auto_offload import AutoOffload
 from vdnn.planning.search.effort import FULL, Effort
-from vdnn.planning.search.recompute_choice import RecomputeChoice
+from vdnn.planning.search.plan_search import make_plan_search
+from vdnn.planning.search.step_model import plan_of
 from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Plan
 
@@ -64,25 +67,38 @@ class Auto(PlanPolicy):
             yield from self._candidates(request)
 
     def _candidates(self, request: PlanRequest) -> Iterator[Plan]:
-        moved = self.plan(request)
-        yield moved
-        if request.budget_bytes is None or not moved.offloaded_bytes or not candidates_of(request.recording):
+        recording, _, budget_bytes = request
+        if budget_bytes is None or recording.peak_bytes <= budget_bytes:
+            yield self.plan(request)
             return
-        finalists = self._effort.finalists if len(request.recording.points) <= _LONG else 1
-        for one in RecomputeChoice(request, self._effort).best(finalists):
-            plan = self.with_recomputes(request, one.chosen)
+        require_feasible_budget(recording, budget_bytes)
+        finalists = self._effort.finalists if len(recording.points) <= _LONG else 1
+        search = make_plan_search(request, self._effort._replace(finalists=finalists))
+        moved = self._with_recomputes(request, search, [])
+        if moved is None:
+            raise RuntimeError("Auto.candidates: expected moves under a budget that can be met, got none")
+        yield moved
+        if not moved.offloaded_bytes or not candidates_of(recording):
+            return
+        for chosen in search.recomputes():
+            plan = self._with_recomputes(request, search, chosen)
             if plan is not None:
                 yield plan
 
-    def with_recomputes(self, request: PlanRequest, chosen: frozenset[int]) -> Plan | None:
+    def with_recomputes(self, request: PlanRequest, chosen: Collection[int]) -> Plan | None:
         """The best plan with these recomputes. None if the recomputed storages and their inputs do not fit together."""
-        followed = with_recomputes(request.recording, chosen)
-        try:
-            plan = self._moves.plan(request._replace(recording=followed))
-        except BudgetError:
+        return self._with_recomputes(request, make_plan_search(request, self._effort), chosen)
+
+    def _with_recomputes(self, request: PlanRequest, search: _C.PlanSearch, chosen: Collection[int]) -> Plan | None:
+        absences = search.moves(sorted(chosen))
+        if absences is None:
             return None
+        recording, _, budget_bytes = request
+        followed = with_recomputes(recording, chosen)
+        plan = plan_of(followed, gaps_of(followed), absences, self.name, budget_bytes)
+        chosen = frozenset(chosen)
         lifetimes = tuple(
-            planned_recompute(request.recording.lifetimes[index]) if index in chosen else one
+            planned_recompute(recording.lifetimes[index]) if index in chosen else one
             for index, one in enumerate(plan.lifetimes)
         )
-        return replace(plan, policy=self.name, lifetimes=lifetimes)
+        return replace(plan, lifetimes=lifetimes)

@@ -1,50 +1,25 @@
 """auto-offload: offloads storages so that the step stays under the budget with the least slowdown. vdnn's own policy.
 
-Local search from all gaps and from covers, on a ladder of budgets up to the requested one (a plan for less memory is
-also a plan for more, so a larger budget is never slower); for very short steps also all plans. The shortest step wins,
-and then its points are moved one by one. Effort is counted in evaluations, so the same recording gives the same plan on
-any machine.
+The search for moves (csrc/planning/move_search.h) counts its effort in evaluations, so the same recording gives the
+same plan on any machine.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
-
-from vdnn import _C
-from vdnn.planning.costs import LinkCosts
-from vdnn.planning.gaps import Gap, gaps_of
-from vdnn.planning.least_memory import least_bytes, require_feasible_budget
+from vdnn.planning.gaps import gaps_of
+from vdnn.planning.least_memory import require_feasible_budget
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
-from vdnn.planning.search.covers import absence_times, orders_of_leaving_out
-from vdnn.planning.search.local_search import Choice, Search, every_plan, polish
-from vdnn.planning.search.step_model import AbsenceTuple, make_step_model, plan_of
+from vdnn.planning.search.effort import Effort
+from vdnn.planning.search.plan_search import make_plan_search
+from vdnn.planning.search.step_model import plan_of
 from vdnn.step.plan import Plan
-
-# Evaluations for a step of one point; longer steps get fewer, within the limits below.
-_EFFORT = 12_000_000
-_MOST_EVALUATIONS, _LEAST_EVALUATIONS = 20_000, 600
-_RUNGS = 12  # of the ladder, from the least budget to the one at which nothing has to be offloaded
-# All plans of a step are tried if there are at most this many.
-_MOST_TRIED = 4000
-# Starts that use only gaps at least this many times as long as their two copies together.
-_LENGTHS = (1, 2, 4)
-
-
-class _Candidate(NamedTuple):
-    """The lesser of two candidates is the better one: its step is shorter, or it moves less."""
-
-    step_ns: int
-    moved_bytes: int
-    absences: Sequence[AbsenceTuple]
 
 
 class AutoOffload(PlanPolicy):
     """Keeps or offloads, never recomputes. `effort` scales how long the search takes."""
 
     def __init__(self, effort: float = 1.0) -> None:
-        self._effort = effort
+        self._effort = Effort(moves=effort)
 
     @property
     def name(self) -> str:
@@ -59,74 +34,11 @@ class AutoOffload(PlanPolicy):
         return True
 
     def plan(self, request: PlanRequest) -> Plan:
-        recording, budget_bytes = request.recording, request.budget_bytes
+        recording, _, budget_bytes = request
         if budget_bytes is None or recording.peak_bytes <= budget_bytes:
             return plan_of(recording, (), (), self.name, budget_bytes)
         require_feasible_budget(recording, budget_bytes)
-        gaps = gaps_of(recording)
-        model = make_step_model(recording, gaps, request.costs)
-        best = self._best(request, budget_bytes, gaps, model)
-        return plan_of(recording, gaps, best.absences, self.name, budget_bytes)
-
-    def _best(self, request: PlanRequest, budget_bytes: int, gaps: Sequence[Gap], model: _C.StepModel) -> _Candidate:
-        recording = request.recording
-        kept_ns, least = recording.kept_ns, least_bytes(recording)
-        effort = round(self._effort * _EFFORT / len(recording.points))
-        effort = max(_LEAST_EVALUATIONS, min(_MOST_EVALUATIONS, effort))
-        compute_ns = [point.compute_ns for point in recording.points]
-        orders = list(orders_of_leaving_out(compute_ns, gaps, request.costs))
-        starts = list(all_gaps(gaps))
-
-        def covers(rung_bytes: int) -> list[Choice]:
-            return [Choice(model.cover(order, rung_bytes)) for order in orders]
-
-        def candidate(outcome: _C.StepOutcome) -> _Candidate:
-            return _Candidate(outcome.step_ns, _bytes_of(gaps, outcome.absences), outcome.absences)
-
-        at_once = (model.evaluate(one.may_leave, budget_bytes) for one in (starts[0], *covers(budget_bytes)))
-        candidates = [candidate(one) for one in at_once if one is not None and one.step_ns <= kept_ns]
-        if candidates:
-            return min(candidates)  # nothing is slowed down, so nothing can be faster
-        for rung_bytes in (*_ladder(least, recording.peak_bytes, budget_bytes), budget_bytes):
-            share = effort // 2 if rung_bytes == budget_bytes else effort // (2 * _RUNGS)
-            search = Search(model, gaps, rung_bytes, kept_ns, share)
-            found = search.run([*starts, *covers(rung_bytes)])
-            if found is not None:
-                candidates.append(candidate(found.outcome))
-                starts.append(found.choice)
-        for absences in every_plan(gaps, _MOST_TRIED):
-            if model.peak_bytes(absences) <= budget_bytes:
-                candidates.append(_Candidate(model.replay(absences).step_ns, _bytes_of(gaps, absences), absences))
-        best = min(candidates)
-        if best.step_ns > kept_ns:
-            absences, step_ns = polish(model, gaps, budget_bytes, best.absences, best.step_ns, effort // 4)
-            best = _Candidate(step_ns, _bytes_of(gaps, absences), absences)
-        return best
-
-
-def _bytes_of(gaps: Sequence[Gap], absences: Sequence[AbsenceTuple]) -> int:
-    return sum(gaps[gap].nbytes for gap, _, _ in absences)
-
-
-def _ladder(least: int, most: int, budget_bytes: int) -> Iterator[int]:
-    """The rungs below the budget, from the least of the step to its most. They do not depend on the budget."""
-    for rung in range(_RUNGS):
-        rung_bytes = least + (most - least) * rung // _RUNGS
-        if rung_bytes < budget_bytes:
-            yield rung_bytes
-
-
-def all_gaps(gaps: Sequence[Gap]) -> Iterator[Choice]:
-    """The choices that may use every gap."""
-    everything = bytes([1] * len(gaps))
-    for in_order, furthest_first in itertools.product((False, True), repeat=2):
-        yield Choice(everything, in_order=in_order, furthest_first=furthest_first)
-
-
-def first_choices(compute_ns: Sequence[int], gaps: Sequence[Gap], costs: LinkCosts) -> Iterator[Choice]:
-    """Choices from which a short search begins, with no time for covers. `compute_ns` has the time of every interval
-    of the step."""
-    yield from all_gaps(gaps)
-    lengths = [length / copies for length, copies in absence_times(compute_ns, gaps, costs)]
-    for least in _LENGTHS:
-        yield Choice(bytes([length >= least for length in lengths]))
+        absences = make_plan_search(request, self._effort).moves([])
+        if absences is None:
+            raise RuntimeError("AutoOffload.plan: expected moves under a budget that can be met, got none")
+        return plan_of(recording, gaps_of(recording), absences, self.name, budget_bytes)

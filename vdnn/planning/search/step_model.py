@@ -2,8 +2,8 @@
 
 [Note: Native and Python] A search asks the native forms, which answer with times and bytes only; tests compare them.
 The Python forms that ship make what the search does not: simulate.py and link_clock.py the whole Timeline of a plan,
-recomputing.py and gaps.py the Recording and the gaps of a step under a plan. The schedule of a choice of gaps is native
-alone; its reference is tests/planning/reference/schedule.py.
+recomputing.py and gaps.py the Recording and the gaps of a step under a plan. The schedule of a choice of gaps and the
+search are native alone; their references are in tests/planning/reference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def make_step_model(recording: Recording, gaps: Sequence[Gap], costs: LinkCosts)
         kinds=[_KINDS[point.kind] for point in points],
         storages_of_points=[-1 if point.lifetime is None else point.lifetime for point in points],
         storages=[(one.nbytes, one.copy_point, one.free_point, one.end_point) for one in lifetimes],
-        gaps=[(gap.lifetime, _point(gap.use), gap.first, gap.last) for gap in gaps],
+        gaps=[(gap.lifetime, _point(gap.use), gap.first, gap.last, gap.release_point) for gap in gaps],
         link=make_link_model(costs),
         issue_ns=[point.issue_ns for point in points],
         copy_issue_ns=costs.issue_ns,

@@ -1,4 +1,4 @@
-"""Searches for the choice of gaps with the shortest step: local search that is led by the stalls of the step.
+"""The readable form of csrc/planning/local_search.h: finds the choice of gaps with the shortest step.
 
 A choice says which gaps may be used, and which intervals need more room than the budget leaves, so that reloads can be
 issued earlier. The native core schedules it. Few changes can shorten a stall: keep the storage that was waited for,
@@ -15,9 +15,9 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from tests.planning.reference.covers import order_near
 from vdnn import _C
 from vdnn.planning.gaps import Gap
-from vdnn.planning.search.covers import order_near
 from vdnn.planning.search.step_model import AbsenceTuple
 
 # Only the longest stalls of a choice are tried.

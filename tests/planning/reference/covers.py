@@ -1,4 +1,6 @@
-"""Covers: choices of gaps that free enough memory in every interval, and of which no gap can be left out.
+"""The readable form of csrc/planning/covers.h: the orders in which gaps are left out of a choice.
+
+Covers are choices of gaps that free enough memory in every interval, and of which no gap can be left out.
 
 Where the copies take longer than the computation, the shortest step is nearly the one that moves least, and that is a
 cover. Leaving out gaps one by one, as long as the others still meet the budget, makes a cover; each order makes its

@@ -1,0 +1,49 @@
+// Puts the searches for moves and for recomputes together.
+#include "planning/plan_search.h"
+
+#include <string>
+#include <utility>
+
+#include "device/errors.h"
+#include "planning/move_search.h"
+
+namespace vdnn {
+
+PlanSearch::PlanSearch(Request request) : request_(std::move(request)) {
+  if (request_.step == nullptr) throw InvalidArgument("step", "a recorded step", "none");
+  const auto lifetimes = static_cast<std::int32_t>(request_.step->lifetimes().size());
+  for (const auto* list : {&request_.candidates, &request_.candidates_by_issue}) {
+    for (const std::int32_t one : *list) {
+      if (one < 0 || one >= lifetimes || request_.step->lifetimes()[one].recompute.known_point < 0) {
+        throw InvalidArgument("candidates", "lifetimes that can be recomputed", std::to_string(one));
+      }
+    }
+  }
+}
+
+BeforeEvaluation PlanSearch::counted(const BeforeEvaluation& before_evaluation) const {
+  return [this, &before_evaluation] {
+    evaluations_.fetch_add(1, std::memory_order_relaxed);
+    if (before_evaluation) before_evaluation();
+  };
+}
+
+std::optional<std::vector<StepAbsence>> PlanSearch::moves(const std::vector<std::int32_t>& chosen,
+                                                          const BeforeEvaluation& before_evaluation) const {
+  StepModel::Shape shape = request_.step->with_recomputes(chosen);
+  if (shape.most_bytes() <= request_.budget_bytes) return std::vector<StepAbsence>{};
+  if (shape.least_bytes() > request_.budget_bytes) return std::nullopt;
+  shape.copy_issue_ns = request_.copy_issue_ns;
+  const StepModel model(std::move(shape), request_.link);
+  auto found = find_moves(model, request_.budget_bytes, request_.effort.moves, counted(before_evaluation));
+  if (!found.has_value()) return std::nullopt;
+  return std::move(found->absences);
+}
+
+std::vector<std::vector<std::int32_t>> PlanSearch::recomputes(const BeforeEvaluation& before_evaluation) const {
+  const RecomputeRequest request{*request_.step,        request_.link,       request_.copy_issue_ns,
+                                 request_.budget_bytes, request_.candidates, request_.candidates_by_issue};
+  return find_recomputes(request, request_.effort.recomputes, request_.effort.finalists, counted(before_evaluation));
+}
+
+}  // namespace vdnn

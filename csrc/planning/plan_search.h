@@ -1,0 +1,55 @@
+// The search for the plan of one step under one budget: what `auto` asks, in a session and for `vdnn plan`.
+//
+// It holds no Python object and has no state but a count, so threads may share it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "planning/local_search.h"
+#include "planning/recompute_search.h"
+#include "planning/recorded_step.h"
+
+namespace vdnn {
+
+// How long a search takes. `moves` scales the evaluations of moves; the best `finalists` choices of recomputes get a
+// whole search for their moves.
+struct SearchEffort {
+  double moves;
+  RecomputeEffort recomputes;
+  std::size_t finalists;
+};
+
+class PlanSearch {
+ public:
+  struct Request {
+    std::shared_ptr<const RecordedStep> step;
+    LinkModel link;
+    std::int64_t copy_issue_ns;
+    std::int64_t budget_bytes;
+    std::vector<std::int32_t> candidates;           // for a recompute, those with the least cost per byte first
+    std::vector<std::int32_t> candidates_by_issue;  // the same by the time of the host; empty: the host takes none
+    SearchEffort effort;
+  };
+
+  explicit PlanSearch(Request request);
+
+  // The best absences found for the step with these recomputes. nullopt if no plan of it meets the budget.
+  [[nodiscard]] std::optional<std::vector<StepAbsence>> moves(const std::vector<std::int32_t>& chosen,
+                                                              const BeforeEvaluation& before_evaluation) const;
+  // The choices of recomputes with the shortest steps, the shortest first, at most as many as there are finalists.
+  [[nodiscard]] std::vector<std::vector<std::int32_t>> recomputes(const BeforeEvaluation& before_evaluation) const;
+  // The number of evaluations so far.
+  [[nodiscard]] std::uint64_t evaluations() const { return evaluations_; }
+
+ private:
+  [[nodiscard]] BeforeEvaluation counted(const BeforeEvaluation& before_evaluation) const;
+
+  const Request request_;
+  mutable std::atomic<std::uint64_t> evaluations_{0};
+};
+
+}  // namespace vdnn

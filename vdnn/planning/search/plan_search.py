@@ -1,0 +1,30 @@
+"""Makes the native search for a plan from a request: for the moves of a step with some recomputes, and for recomputes.
+
+The search itself is csrc/planning: local_search, move_search and recompute_search explain it. It is native because it
+evaluates thousands of choices; its readable form is in tests/planning/reference, and tests check that both find the
+same plans.
+"""
+
+from __future__ import annotations
+
+from vdnn import _C
+from vdnn.planning.policies.plan_policy import PlanRequest
+from vdnn.planning.recomputing import candidates_by_issue, candidates_of
+from vdnn.planning.search.effort import Effort
+from vdnn.planning.search.step_model import make_link_model, make_recorded_step
+
+
+def make_plan_search(request: PlanRequest, effort: Effort) -> _C.PlanSearch:
+    """The search for a request, which has to have a budget."""
+    recording, costs, budget_bytes = request
+    if budget_bytes is None:
+        raise RuntimeError("make_plan_search: expected a request with a budget, got none")
+    return _C.PlanSearch(
+        step=make_recorded_step(recording),
+        link=make_link_model(costs),
+        copy_issue_ns=costs.issue_ns,
+        budget_bytes=budget_bytes,
+        candidates=candidates_of(recording),
+        candidates_by_issue=candidates_by_issue(recording) if recording.has_host else [],
+        effort=effort,
+    )
