@@ -68,6 +68,8 @@ class Exemptions:
             return Kept.PARAMETER_CAST
         if self._offloads_everything:
             return None
+        if not self._policy.may_offload:
+            return Kept.POLICY
         module = self.modules.innermost()
         kind = "" if module is None else type(module).__name__
         return None if self._policy.offloads(SaveFacts(storage.nbytes(), kind, is_conv(module))) else Kept.POLICY

@@ -196,7 +196,8 @@ class Packer:
             return saves.save(tensor, part, storage, node, transport)
         watch.before_save()
         with (saves.recipes or watch).hook(transport):
-            if part is tensor and not saves.table.knows(storage) and watch.begins_settled(tensor, saves.counters):
+            may_begin = watch.is_before_first_save and part is tensor and not saves.table.knows(storage)
+            if may_begin and watch.begins_settled(tensor, node, saves.counters):
                 if saves.after_save is not None:
                     saves.after_save()
                 return None

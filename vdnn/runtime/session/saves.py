@@ -118,7 +118,8 @@ class Saves:
         begin, managed_bytes = (0, whole) if nbytes == whole else bytes_to_manage(part, whole)
         key = (storage._cdata, begin, managed_bytes)
         counted = tensor if tensor._version else part  # see [Note: Shards] in hooks.py
-        known = self.table.find(key, whole, counted)
+        is_known = managed_bytes < whole or key in self.table.entries
+        known = self.table.find(key, whole, counted) if is_known else None
         geometry = (part.dtype, part.size(), part.stride())
         if known is not None and self._can_join(known.found, part, known.begin):
             counters.shared_saves += 1
@@ -175,10 +176,11 @@ class Saves:
     ) -> PackedView:
         """Manages a save, in a hook. The plan decides about it; if none has the save, the guard and the policy do.
         `known`: its packed view, if it is managed already, and whether its bytes are newly managed."""
-        self.deferred.submit_finished(transport)
+        if self.deferred.number or transport.queue.may_have_released:
+            self.deferred.submit_finished(transport)
         packed, is_new = known or self.manage(tensor, part, storage, node, transport)
         managed = packed.managed
-        planned = self.steps.saved(managed, tensor, is_new=is_new)
+        planned = self.steps.saved(managed, tensor, node, is_new=is_new)
         if planned is None:
             self._follow_policy(managed, storage, node, is_new=is_new)
         elif is_new:
@@ -241,9 +243,11 @@ class Saves:
             self.missing.recompute_for(managed)
 
     def unpacked(self, packed: PackedView | PackedShard) -> torch.Tensor:
-        self.deferred.submit_finished(packed.managed.transport)
-        watch = self.watch
-        tensor = packed.unpack() if watch is None else watch.unpacked(packed)
+        managed, watch = packed.managed, self.watch
+        if self.deferred.number or managed.transport.queue.may_have_released:
+            self.deferred.submit_finished(managed.transport)
+        needs_mark = watch is not None and managed.source.storage is None  # the use may wait for its bytes
+        tensor = watch.unpacked(packed) if needs_mark and watch is not None else packed.unpack()
         if isinstance(packed, PackedView):
             if torch.is_grad_enabled():
                 self._add_reload(packed, tensor)

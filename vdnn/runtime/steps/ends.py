@@ -143,10 +143,13 @@ class StepEnds:
             return True
         return not self._waits_for_graphs or not self._alive_now()
 
+    @property
+    def is_within_step(self) -> bool:
+        """True if the step is not over before this save, which most saves are, as long as graphs are alive."""
+        return self._saved_since and not self._is_pending
+
     def is_due_before_save(self, *, graphs_are_gone: bool) -> bool:
         """True if the step is over before this save, so that the save belongs to the next step."""
-        if self._saved_since and not (self._is_pending or graphs_are_gone):
-            return False  # as below, for most saves
         if in_backward():
             return False
         if self.is_due():

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vdnn import _C
 from vdnn.bytesize import format_bytes
@@ -43,6 +43,9 @@ class _Hook(NamedTuple):
     peak_bytes: int
 
 
+_FIELDS = len(_Hook._fields)
+
+
 class Meter:
     """Measures one step on one device."""
 
@@ -53,7 +56,7 @@ class Meter:
         self.resident_bytes = resident_bytes + gauges.absent_bytes
         self._end: tuple[Mark, Mark] = (begin, begin)
         self._last: tuple[int, int] = (0, 0)
-        self._hooks: list[tuple[int, Mark, tuple[Mark, Mark] | None, Mark, int, int]] = []  # of a _Hook
+        self._log: list[Any] = []  # the fields of each _Hook: see [Note: The log] in recorder.py
         self._copies: list[tuple[Track, int, int, tuple[_C.Event, _C.Event]]] = []
 
     def hook(
@@ -67,7 +70,7 @@ class Meter:
     ) -> None:
         """A hook is over, and so many bytes are allocated. `point` is the last point of the step so far.
         `reload_marks`: before and after its use waited for a reload."""
-        self._hooks.append((max(point, 0), begin, reload_marks, end, allocated_bytes, peak_bytes))
+        self._log += max(point, 0), begin, reload_marks, end, allocated_bytes, peak_bytes
 
     def copied(self, track: Track, lifetime: int, nbytes: int, span: tuple[_C.Event, _C.Event]) -> None:
         self._copies.append((track, lifetime, nbytes, span))
@@ -81,7 +84,8 @@ class Meter:
     @property
     def peak_bytes(self) -> int:
         """The peak so far. Does not wait for the device."""
-        return max([self._last[1], *(peak_bytes for *_, peak_bytes in self._hooks)])
+        peaks: list[int] = self._log[_FIELDS - 1 :: _FIELDS]
+        return max([self._last[1], *peaks])
 
     def timeline(self) -> Timeline:
         """May block until the device has passed the step's end."""
@@ -91,7 +95,8 @@ class Meter:
             for track, lifetime, nbytes, span in self._copies
         )
         ends = {track: sorted(copy.end_ns for copy in copies if copy.track is track) for track in Track}
-        marks = [self._mark_of(_Hook(*hook), ends) for hook in self._hooks]
+        log = self._log
+        marks = [self._mark_of(_Hook(*log[at : at + _FIELDS]), ends) for at in range(0, len(log), _FIELDS)]
         computed_ns, step_ns = (gauges.ns_between(begin, mark) for mark in self._end)
         end_point = marks[-1].point + 1 if marks else 0
         released_ns = _stall_ns(ends[Track.TO_HOST], computed_ns, step_ns)

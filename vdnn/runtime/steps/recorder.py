@@ -11,17 +11,20 @@ references at every point. After that, the end of the storage itself tells.
 [Note: Parts of a storage] A save may be a part of a storage, such as one of the views that a product was split into. As
 long as it is kept, all of the storage is allocated. If it is released, all of the storage is freed, and a reload
 allocates the part only. Several lifetimes may be parts of one storage: they share one account.
+
+[Note: The log] While the step runs, a point is `_FIELDS` entries of one list, without an object of its own. Objects
+that are many and live long make Python's garbage collector run often. The log is turned into points when the recording
+is read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,8 +41,7 @@ class _Life:
     """A lifetime so far."""
 
     nbytes: int
-    saves: list[int]
-    uses: list[int] = field(default_factory=list)
+    source: _Source | None = None
     copy_point: int | None = None
     free_point: int | None = None
     end_point: int | None = None
@@ -47,7 +49,6 @@ class _Life:
     last_point: int = 0
     is_reloaded: bool = False  # after its storage was released
     recompute: Recompute | None = None
-    source: _Source | None = None
 
     @property
     def is_shared(self) -> bool:
@@ -55,18 +56,23 @@ class _Life:
         return self.source is not None and len(self.source.lives) > 1
 
 
-@dataclass(slots=True)
-class _Source:
+class _Source(weakref.ref[torch.UntypedStorage]):
     """A storage that lifetimes are parts of, and the bytes of it that are added. See [Note: Parts of a storage]."""
+
+    __slots__ = ("absent_bytes", "is_freed", "lives", "nbytes")
 
     nbytes: int
     lives: list[_Life]
-    watched: weakref.ref[torch.UntypedStorage] | None = None
-    is_freed: bool = False
-    absent_bytes: int = 0
+    is_freed: bool
+    absent_bytes: int
 
     def missing_bytes(self) -> int:
         """The bytes that would be allocated in addition with everything kept; negative if fewer would be."""
+        if len(self.lives) == 1:  # nearly all: without a list
+            (life,) = self.lives
+            if self.is_freed and life.end_point is None:
+                return max(0, self.nbytes - life.nbytes) if life.is_reloaded else self.nbytes
+            return 0 if self.is_freed or life.end_point is None or life.free_point is None else -self.nbytes
         living = [life for life in self.lives if life.end_point is None]
         if self.is_freed:
             reloaded_bytes = sum(life.nbytes for life in living if life.is_reloaded)
@@ -76,18 +82,27 @@ class _Source:
         return -self.nbytes if is_held_by_copy else 0
 
 
-@dataclass(slots=True)
-class _PointSoFar:
+class _Entry(NamedTuple):
+    """A point as the log has it. `issued_ns`: by the host, when the hook began; `end_issued_ns` when it ended.
+    `operation`: the node of the graph that made the use."""
+
     kind: PointKind
     lifetime: int | None
     key: SaveKey | None
     begin: Mark
-    issued_ns: int  # by the host, when the hook began; the next when it ended
+    issued_ns: int
     allocated_bytes: int
     peak_bytes: int
-    end: Mark | None = None
-    end_issued_ns: int | None = None
-    operation: tuple[str, int] | None = None  # the node of the graph that made the use
+    end: Mark | None
+    end_issued_ns: int | None
+    operation: tuple[str, int] | None
+
+
+_FIELDS = len(_Entry._fields)
+# The places of some fields of the last point, from the end of the log.
+_KIND, _LIFETIME, _KEY, _END, _END_ISSUED, _OPERATION = -10, -9, -8, -3, -2, -1
+_ALLOCATED, _PEAK = 5, 6  # from its begin
+_SAVE, _USE, _NEITHER = PointKind  # an attribute look-up on an Enum class costs as much as a call
 
 
 class Recorder:
@@ -97,7 +112,8 @@ class Recorder:
         self._gauges = gauges
         self._begin = begin
         self._parameter_bytes = parameter_bytes
-        self._points: list[_PointSoFar] = []
+        self._log: list[Any] = []  # see [Note: The log]
+        self._point = -1  # the last one
         self._lives: list[_Life] = []
         self._is_recomputing = False
         self._recompute_mark: tuple[Mark, int] | None = None  # where the recompute before the next point began
@@ -119,44 +135,45 @@ class Recorder:
         if self._recompute_mark is not None:  # see [Note: Recomputes are not recorded]
             (mark, issued_ns), self._recompute_mark = self._recompute_mark, None
             peak_bytes, self._recompute_peak_bytes = self._recompute_peak_bytes or peak_bytes, 0
-        self._find_freed()
+        if self._held:
+            self._find_freed()
         allocated_bytes += self._gauges.absent_bytes
-        self._points.append(_PointSoFar(PointKind.END, None, None, mark, issued_ns, allocated_bytes, peak_bytes))
+        self._point += 1
+        self._log += _NEITHER, None, None, mark, issued_ns, allocated_bytes, peak_bytes, None, None, None
 
     def saved(self, managed: ManagedStorage, lifetime: int, key: SaveKey, *, is_new: bool) -> None:
-        point = len(self._points) - 1
-        reached = self._points[point]
-        reached.kind, reached.lifetime, reached.key = PointKind.SAVE, lifetime, key
+        log = self._log
+        log[_KIND], log[_LIFETIME], log[_KEY] = _SAVE, lifetime, key
         if is_new:
-            life = _Life(managed.nbytes, [])
+            life = _Life(managed.nbytes)
             self._lives.append(life)
             self._follow(life, managed)
-        self._lives[lifetime].saves.append(point)
 
     def used(self, lifetime: int) -> None:
         if self._is_recomputing:
             return
-        reached = self._points[-1]
-        reached.kind, reached.lifetime = PointKind.USE, lifetime
+        log = self._log
+        log[_KIND], log[_LIFETIME] = _USE, lifetime
         node: Any = torch._C._current_autograd_node()  # None outside a backward, contrary to the stubs
-        reached.operation = None if node is None else (node.name(), node._sequence_nr())
-        self._lives[lifetime].uses.append(len(self._points) - 1)
+        if node is not None:
+            log[_OPERATION] = node.name(), node._sequence_nr()
 
     def used_earlier_save(self) -> None:
         """The hook concerns a save of an earlier step. It is not a point of this step."""
         if not self._is_recomputing:
-            self._points.pop()
+            self._point -= 1
+            del self._log[-_FIELDS:]
 
     def left(self, mark: Mark) -> None:
         """The hook is over."""
-        if self._points and not self._is_recomputing:
-            self._points[-1].end, self._points[-1].end_issued_ns = mark, self._gauges.issued_ns()
+        if self._log and not self._is_recomputing:
+            self._log[_END], self._log[_END_ISSUED] = mark, self._gauges.issued_ns()
 
     def completed(self, lifetime: int) -> None:
         """Note that the storage may be copied from this point on."""
         life = self._lives[lifetime]
         if life.copy_point is None:
-            life.copy_point = len(self._points) - 1
+            life.copy_point = self._point
 
     @contextlib.contextmanager
     def recomputing(self, mark: Mark) -> Iterator[None]:
@@ -176,7 +193,7 @@ class Recorder:
     def can_be_recomputed(self, lifetimes: Sequence[int], operation: str, cost: RecomputeCost) -> None:
         """Note that the first of the lifetimes can be recomputed from the others from this point on."""
         recomputed, *inputs = lifetimes
-        point = len(self._points) - 1
+        point = self._point
         recompute, discard = (cost.compute_ns, cost.extra_bytes), (cost.discard_ns, cost.discard_bytes)
         self._lives[recomputed].recompute = Recompute(
             operation, tuple(inputs), point, *recompute, cost.kept_bytes, *discard, cost.issue_ns
@@ -199,9 +216,9 @@ class Recorder:
         """So many bytes that graphs of earlier steps held were evicted. The step is recorded as if they had left before
         it began."""
         self._resident_bytes -= nbytes
-        for point in self._points:
-            point.allocated_bytes -= nbytes
-            point.peak_bytes -= nbytes
+        for at in range(0, len(self._log), _FIELDS):
+            self._log[at + _ALLOCATED] -= nbytes
+            self._log[at + _PEAK] -= nbytes
 
     # Changes of storages between the hooks.
 
@@ -213,21 +230,19 @@ class Recorder:
         self._held.append((life, managed.reference))
         address = storage._cdata
         known = self._sources.get(address)
-        if (
-            known is not None and known.watched is not None and known.watched() is storage
-        ):  # see [Note: Parts of a storage]
+        if known is not None and known() is storage:  # see [Note: Parts of a storage]
             life.source = known
             known.lives.append(life)
             return
-        life.source = source = self._sources[address] = _Source(storage.nbytes(), [life])
-        source.watched = weakref.ref(storage, functools.partial(self._storage_ended, source))
+        life.source = source = self._sources[address] = _Source(storage, self._storage_ended)
+        source.nbytes, source.lives, source.is_freed, source.absent_bytes = storage.nbytes(), [life], False, 0
 
-    def _storage_ended(self, source: _Source, _: object) -> None:
+    def _storage_ended(self, source: _Source) -> None:
         """May be called anywhere, on any thread."""
         source.is_freed = True
         for life in source.lives:
             if life.end_point is None and life.free_point is None:
-                life.free_point = len(self._points)
+                life.free_point = self._point + 1
         self._account(source)
 
     def _account(self, source: _Source | None) -> None:
@@ -240,7 +255,7 @@ class Recorder:
         """The graph has released this lifetime."""
         life = self._lives[lifetime]
         if life.end_point is None:
-            life.end_point = len(self._points)
+            life.end_point = self._point + 1
             self._account(life.source)
 
     def _find_freed(self) -> None:
@@ -255,7 +270,7 @@ class Recorder:
                 continue
             # Natively only the wrapper holds it. The source of the managed storage and this frame hold the wrapper.
             if natively_held(storage._cdata) == 1 and sys.getrefcount(storage) <= 1 + HELD_ONCE:
-                life.free_point = len(self._points)
+                life.free_point = self._point + 1
             else:
                 held[number] = life, reference
                 number += 1
@@ -267,25 +282,36 @@ class Recorder:
         """End the step at `mark`. `has_data`: recipes were tried at the uses, so lifetimes without a use cannot be
         recomputed."""
         self.reached(mark, peak_bytes, self._gauges.allocated_bytes())
-        end = len(self._points) - 1
-        for life in self._lives:
-            if has_data and not life.uses:
+        end, kinds, lifetimes = self._point, self._log[::_FIELDS], self._log[1::_FIELDS]
+        used = {lifetime for kind, lifetime in zip(kinds, lifetimes, strict=True) if kind is _USE}
+        for lifetime, life in enumerate(self._lives):
+            if has_data and lifetime not in used:
                 life.recompute = None
             # Lifetimes that end later did not end in this step.
             life.last_point = end if life.end_point is None else life.end_point
             life.freed_point = end if life.free_point is None else life.free_point
 
+    def _entries(self) -> list[_Entry]:
+        log = self._log
+        return [_Entry(*log[at : at + _FIELDS]) for at in range(0, len(log), _FIELDS)]
+
     def recording(self, backend: str, device_name: str, device_bytes: int) -> Recording:
         """The finished step. May block until the device has passed its end, and may be called on any thread."""
-        points, before, read, issued_ns = [], self._begin, self._read_by(), self._begin_issued_ns
-        for point in self._points:
-            compute_ns = self._gauges.ns_between(before, point.begin)
-            before = point.begin if point.end is None else point.end
-            issue_ns = point.issued_ns - issued_ns
-            issued_ns = point.issued_ns if point.end_issued_ns is None else point.end_issued_ns
-            sizes = point.allocated_bytes, point.peak_bytes
-            operation = "" if point.operation is None else point.operation[0]
-            points.append(Point(point.kind, point.lifetime, point.key, compute_ns, *sizes, operation, issue_ns))
+        entries = self._entries()
+        points, before, read, issued_ns = [], self._begin, _read_by(entries), self._begin_issued_ns
+        saves: list[list[int]] = [[] for _ in self._lives]
+        uses: list[list[int]] = [[] for _ in self._lives]
+        for index, entry in enumerate(entries):
+            compute_ns = self._gauges.ns_between(before, entry.begin)
+            before = entry.begin if entry.end is None else entry.end
+            issue_ns = entry.issued_ns - issued_ns
+            issued_ns = entry.issued_ns if entry.end_issued_ns is None else entry.end_issued_ns
+            sizes = entry.allocated_bytes, entry.peak_bytes
+            operation = "" if entry.operation is None else entry.operation[0]
+            points.append(Point(entry.kind, entry.lifetime, entry.key, compute_ns, *sizes, operation, issue_ns))
+            if entry.lifetime is not None:
+                (saves if entry.kind is _SAVE else uses)[entry.lifetime].append(index)
+        lives = zip(self._lives, saves, uses, strict=True)
         return Recording(
             backend=backend,
             device_name=device_name,
@@ -295,34 +321,35 @@ class Recorder:
             resident_bytes=self._resident_bytes,
             parameter_bytes=self._parameter_bytes,
             points=tuple(points),
-            lifetimes=tuple(_lifetime(life, read) for life in self._lives),
+            lifetimes=tuple(_lifetime(life, saves, uses, read) for life, saves, uses in lives),
         )
-
-    def _read_by(self) -> list[int]:
-        """The point at which the use at each point has been read: after the last use of the same operation."""
-        read = list(range(1, len(self._points) + 1))
-        for index in reversed(range(len(self._points) - 1)):
-            operation = self._points[index].operation
-            if operation is not None and operation == self._points[index + 1].operation:
-                read[index] = read[index + 1]
-        return read
 
     def abandon(self) -> None:
         """Stop recording, and remove the step's bytes from the account."""
         for life in self._lives:
             if life.end_point is None:
-                life.end_point = len(self._points)
+                life.end_point = self._point + 1
                 life.free_point = None  # the end of a copy in flight will not be reported
                 self._account(life.source)
 
 
-def _lifetime(life: _Life, read: list[int]) -> Lifetime:
+def _read_by(entries: Sequence[_Entry]) -> list[int]:
+    """The point at which the use at each point has been read: after the last use of the same operation."""
+    read = list(range(1, len(entries) + 1))
+    for index in reversed(range(len(entries) - 1)):
+        operation = entries[index].operation
+        if operation is not None and operation == entries[index + 1].operation:
+            read[index] = read[index + 1]
+    return read
+
+
+def _lifetime(life: _Life, saves: Sequence[int], uses: Sequence[int], read: Sequence[int]) -> Lifetime:
     return Lifetime(
         nbytes=life.nbytes,
-        saves=tuple(life.saves),
-        uses=tuple(life.uses),
-        read=tuple(read[use] for use in life.uses),
-        copy_point=life.saves[0] if life.copy_point is None else life.copy_point,
+        saves=tuple(saves),
+        uses=tuple(uses),
+        read=tuple(read[use] for use in uses),
+        copy_point=saves[0] if life.copy_point is None else life.copy_point,
         free_point=life.last_point if life.is_shared else life.freed_point,
         end_point=life.last_point,
         recompute=None if life.is_shared else life.recompute,

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.graph import Node
 
 from vdnn._C import KeptSave
 from vdnn.errors import VdnnError
@@ -164,7 +165,7 @@ class StepWatch:
         self.settling = Settling(self._ends)
         self._guards = StepGuards(options.planner, self._plans, modules, self.settling, offload)
         self._is_in_hook = False  # the thread that holds the lock of the saves is in a watched hook
-        self._observed: ObservedHook | None = None  # the running hook
+        self._observed: ObservedHook | None = None  # None: nothing is measured
         self._has_passed_through = False  # a save of the running step
         self._step = WatchedStep(self._ends)
 
@@ -280,7 +281,9 @@ class StepWatch:
         """Ends the step that is over before this save, or its micro-batch: each is planned by itself."""
         if self.settling.followed is not None:
             self.settling.leave()
-        are_gone = self._graphs_are_gone
+        are_gone = self._step.uses > 0 and self._graphs_are_gone
+        if not are_gone and self._ends.is_within_step:
+            return
         if self._ends.is_due_before_save(graphs_are_gone=are_gone):
             self.end_step()
         elif are_gone and self._plans.is_planning and self._ends.is_micro_batch_over(graphs_are_gone=are_gone):
@@ -362,8 +365,10 @@ class StepWatch:
         if self.settling.followed is not None:
             self.settling.continue_in_python()
         self._is_in_hook = True
+        step = self._step
         try:
-            self._observe()
+            if self._observed is not None and (step.recorder is not None or step.meter is not None):
+                self._observed.begin(step)
         except BaseException:
             self.__exit__(BaseException)
             raise
@@ -371,12 +376,13 @@ class StepWatch:
     def __exit__(self, interruption: type[BaseException] | None, *_: object) -> None:
         """A hook ends. `interruption`: the class of the exception that interrupted it."""
         try:
-            if interruption is None:
-                self._step.make_moves()
+            step = self._step
+            if interruption is None and (step.executor is not None or step.guard is not None):
+                step.make_moves()
         finally:
-            observed, self._observed = self._observed, None
+            observed = self._observed
             try:
-                if observed is not None:
+                if observed is not None and observed.step is not None:
                     observed.end()
             finally:
                 self._is_in_hook = False
@@ -384,15 +390,10 @@ class StepWatch:
     def _open(self, transport: Transport) -> None:
         """The first hook that knows its device."""
         self.transport = transport
-        self.gauges = None if self.options.gauges_for is None else self.options.gauges_for(transport)
+        if self.options.gauges_for is not None:
+            self.gauges = self.options.gauges_for(transport)
+            self._observed = ObservedHook(self.gauges, transport)
         self._begin_observers(is_settled=False)
-
-    def _observe(self) -> None:
-        """From now on the running hook is marked, and its memory counts, if that of the step is."""
-        step = self._step
-        is_observed = step.recorder is not None or step.meter is not None
-        if is_observed and self.gauges is not None and self.transport is not None:
-            self._observed = ObservedHook(step, self.gauges, self.transport)
 
     def unpacked(self, packed: PackedView | PackedShard) -> torch.Tensor:
         """Unpacks a save, and marks how long the use waits for its reload."""
@@ -402,18 +403,22 @@ class StepWatch:
     def _graphs_are_gone(self) -> bool:
         return self._step.uses > 0 and self._ends.living == 0
 
-    def begins_settled(self, tensor: torch.Tensor, counters: Counters) -> bool:
-        """Called in a hook, before a save is managed that no earlier step had. If it is the first one of its step, the
-        plan is chosen. True if the gate serves the step from this save on."""
-        return self._is_in_hook and self._step.keys.first is None and self._begin(tensor, counters, may_settle=True)
+    @property
+    def is_before_first_save(self) -> bool:
+        return self._step.keys.first is None
 
-    def _begin(self, tensor: torch.Tensor, counters: Counters, *, may_settle: bool) -> bool:
+    def begins_settled(self, tensor: torch.Tensor, node: Node | None, counters: Counters) -> bool:
+        """Called in a hook, before the first save of a step is managed, if no earlier step had it. The plan is chosen.
+        True if the gate serves the step from this save on."""
+        return self._is_in_hook and self._begin(tensor, node, counters, may_settle=True)
+
+    def _begin(self, tensor: torch.Tensor, node: Node | None, counters: Counters, *, may_settle: bool) -> bool:
         step = self._step
-        step.next_key(tensor, self._modules)
+        step.next_key(tensor, node, self._modules)
         now_bytes = self._choose_executor(step)
         return self.settling.begin(step, self._modules, counters, now_bytes, may_settle=may_settle)
 
-    def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool) -> Action | None:
+    def saved(self, managed: ManagedStorage, tensor: torch.Tensor, node: Node | None, *, is_new: bool) -> Action | None:
         """The planned action; None if no plan has this save."""
         if not self._is_in_hook:
             return None
@@ -423,10 +428,10 @@ class StepWatch:
                 step.recorder.used_earlier_save()
             return None
         if step.keys.first is None:
-            self._begin(tensor, managed.facts.counters, may_settle=False)
-        key = step.key_of_first if step.point < 0 else step.next_key(tensor, self._modules)
+            self._begin(tensor, node, managed.facts.counters, may_settle=False)
+        key = step.key_of_first if step.point < 0 else step.next_key(tensor, node, self._modules)
         action = step.saved(managed, key, is_new=is_new)
-        if self.has_guard_alone:
+        if step.guard is not None and step.executor is None:
             self._expect_product(step, tensor)
         if step.executor is not None and step.executor.is_outgrown and isinstance(step.guard, PlanGuard):
             self._guard_the_rest(step)
@@ -525,7 +530,8 @@ class StepWatch:
         return self._plans.follows_stored
 
     def _allocated_bytes(self, gauges: Gauges) -> int:
-        return gauges.allocated_bytes() if self._observed is None else self._observed.allocated_bytes
+        observed = self._observed
+        return gauges.allocated_bytes() if observed is None or observed.step is None else observed.allocated_bytes
 
     def cannot_be_recomputed(self, managed: ManagedStorage) -> None:
         self._step.cannot_be_recomputed(managed)
@@ -567,7 +573,8 @@ class StepWatch:
             executor.begin_step()
         if self.settling.is_expected and not self.settling.serves(step, is_recorded=self._plans.records_step):
             self._begin_observers(is_settled=False)
-            self._observe()
+            if self._observed is not None and (step.recorder is not None or step.meter is not None):
+                self._observed.begin(step)
         if self.options.planner is not None and not self._plans.records_step:
             step.abandon_recorder()
         if executor is not None and not self.options.measures:
@@ -651,7 +658,7 @@ class UnwatchedSteps:
     def recomputing(self, transport: Transport) -> AbstractContextManager[None]:
         return _UNWATCHED
 
-    def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool) -> Action | None:
+    def saved(self, managed: ManagedStorage, tensor: torch.Tensor, node: Node | None, *, is_new: bool) -> Action | None:
         """The action for a storage at its first save; None if the policy decides."""
         return self._action if is_new else None
 

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch.autograd.graph import Node
 
 from vdnn import _C
 from vdnn.runtime.machine.gauges import Gauges, Mark
@@ -38,20 +39,25 @@ _CHECKED = 2
 
 
 class ObservedHook:
-    """A running hook of a step that is recorded or measured: it is marked, and its memory counts."""
+    """The running hook of a step that is recorded or measured: it is marked, and its memory counts. One hook runs at a
+    time, so all of a session share this."""
 
-    __slots__ = ("_begin", "_changes", "_context", "_gauges", "_offloads", "_peaks", "_step", "_stream")
+    __slots__ = ("_begin", "_changes", "_context", "_gauges", "_offloads", "_peaks", "_stream", "_transport", "step")
 
-    def __init__(self, step: WatchedStep, gauges: Gauges, transport: Transport) -> None:
-        self._step, self._gauges = step, gauges
-        context = self._context = transport.release_context
+    def __init__(self, gauges: Gauges, transport: Transport) -> None:
+        self.step: WatchedStep | None = None  # None: no such hook runs
+        self._gauges, self._transport, self._context = gauges, transport, transport.release_context
+
+    def begin(self, step: WatchedStep) -> None:
+        gauges, context = self._gauges, self._context
         self._changes, self._offloads = context.changes, context.offloads
         step.reload_marks = None
-        stream = self._stream = transport.current_stream()
-        begin, peaks = gauges.mark(stream), gauges.hook_begins()
-        self._begin, self._peaks = begin, peaks
+        stream = self._stream = self._transport.current_stream()
+        begin = self._begin = gauges.mark(stream)
+        peaks = self._peaks = gauges.hook_begins()
         if step.recorder is not None:
             step.recorder.reached(begin, peaks.with_absent_bytes, peaks.allocated_bytes)
+        self.step = step
 
     @property
     def allocated_bytes(self) -> int:
@@ -60,14 +66,17 @@ class ObservedHook:
     @property
     def is_idle(self) -> bool:
         """True if the hook has done nothing on the device: its stream has reached nothing new since it began."""
-        context, step = self._context, self._step
+        context = self._context
         has_issued = context.changes != self._changes or context.offloads != self._offloads
-        return not (has_issued or self._gauges.has_tried) and step.reload_marks is None
+        return not (has_issued or self._gauges.has_tried) and (self.step is None or self.step.reload_marks is None)
 
     def end(self) -> None:
-        step, gauges, stream, end = self._step, self._gauges, self._stream, self._begin
+        step, gauges, stream, end = self.step, self._gauges, self._stream, self._begin
+        if step is None:
+            return
+        is_idle, self.step = self.is_idle, None
         peak_bytes, _, allocated_bytes = self._peaks
-        if gauges.reads_ends or not self.is_idle:
+        if gauges.reads_ends or not is_idle:
             end = gauges.mark(stream)
             own = gauges.hook_ends(has_changed=self._context.changes != self._changes)
             peak_bytes, allocated_bytes = max(peak_bytes, own.peak_bytes), own.allocated_bytes
@@ -136,7 +145,8 @@ class WatchedStep:
 
     def was_refused(self) -> None:
         """Its first save was refused: the step has not begun, and another may begin in its place."""
-        self.keys, self.save_key, self.save_form = SaveKeys(is_later=self.is_later), None, None
+        self.keys = SaveKeys(is_later=self.is_later, before=self.keys)
+        self.save_key = self.save_form = None
         if self.recorder is not None:
             self.recorder.used_earlier_save()  # the hook is no point
 
@@ -154,7 +164,7 @@ class WatchedStep:
     def unpacked(self, packed: PackedView | PackedShard, gauges: Gauges | None) -> torch.Tensor:
         """Unpacks a save. In a hook that is measured, marks how long the use waits for its reload, if it may."""
         managed = packed.managed
-        if self.meter is None or gauges is None or managed.source.storage is not None:
+        if self.meter is None or gauges is None:
             return packed.unpack()
         transport = managed.transport
         begin = gauges.mark(transport.current_stream())
@@ -180,16 +190,20 @@ class WatchedStep:
             raise RuntimeError("expected a step that has begun")
         return key
 
-    def next_key(self, tensor: torch.Tensor, modules: ModuleWatch) -> SaveKey:
+    def next_key(self, tensor: torch.Tensor, node: Node | None, modules: ModuleWatch) -> SaveKey:
         """The key of a save that is a point of this step."""
-        key = self.save_key = self.keys.key(tensor, modules)
+        key = self.save_key = self.keys.key(tensor, node, modules)
         self.save_form = self.keys.form
         return key
 
     def saved(self, managed: ManagedStorage, key: SaveKey, *, is_new: bool) -> Action | None:
         """Counts the save; returns the planned action, or None if no plan has the save."""
         self.point += 1
-        watched = self._begin_lifetime(managed) if is_new else managed.watched
+        if is_new:
+            watched: WatchedLifetime | None = self.begin_planned(managed, self.lifetimes, None)
+            self.lifetimes += 1
+        else:
+            watched = managed.watched
         if watched is None or watched.number is None:
             raise RuntimeError(f"expected a storage of a lifetime of this step, got one of none at {key}")
         if self.recorder is not None:
@@ -199,7 +213,7 @@ class WatchedStep:
             planned = executor.saved(managed, key, self.keys.form, is_new)
             if planned is not None:
                 watched.planned = planned
-        action = self._action_of(watched.planned)
+        action = None if watched.planned is None else self._action_of(watched.planned)
         if executor is not None and is_new and action is None and executor.recomputes_like(self.keys.form):
             action = Action.RECOMPUTE
         if is_new and self.guard is not None:
@@ -314,11 +328,6 @@ class WatchedStep:
             for number, one in alive.items()
             if one is not None and one.action is not Action.OFFLOAD and one.source.storage is not None
         }
-
-    def _begin_lifetime(self, managed: ManagedStorage) -> WatchedLifetime:
-        watched = self.begin_planned(managed, self.lifetimes, None)
-        self.lifetimes += 1
-        return watched
 
     def begin_planned(self, managed: ManagedStorage, number: int, planned: int | None) -> WatchedLifetime:
         """`managed` is the lifetime of this number, and of that number in the plan."""

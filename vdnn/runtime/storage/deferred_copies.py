@@ -58,16 +58,8 @@ class AfterOperation(Generic[Item]):
         return over
 
 
-class DeferredCopies:
+class DeferredCopies(AfterOperation[weakref.ref[ManagedStorage]]):
     """The deferred copies of all threads. Hooks call it while they hold the lock of the saves."""
-
-    def __init__(self) -> None:
-        self._deferred: AfterOperation[weakref.ref[ManagedStorage]] = AfterOperation()
-
-    @property
-    def number(self) -> int:
-        """How many copies wait, on all threads."""
-        return self._deferred.number
 
     def when_complete(self, managed: ManagedStorage, node: torch.autograd.graph.Node | None) -> None:
         """Calls `managed.complete` now or later. `node` is the grad_fn of the saved tensor.
@@ -76,13 +68,13 @@ class DeferredCopies:
         """
         if node is not None:
             managed.complete()
-        elif all(reference is not managed.reference for _, reference in self._deferred.waiting()):
-            self._deferred.add(managed.reference)
+        elif not self.number or all(reference is not managed.reference for _, reference in self.waiting()):
+            self.add(managed.reference)
 
     def submit_finished(self, transport: Transport) -> None:
         """Issues the copies whose operation is over, and releases the sources of completed copies."""
-        if self._deferred.number:
-            for reference in self._deferred.take():
+        if self.number:
+            for reference in self.take():
                 managed = reference()
                 if managed is not None:  # None: its graph was freed
                     managed.complete()
