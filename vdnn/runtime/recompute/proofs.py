@@ -83,18 +83,17 @@ class Outcome(Enum):
 
 
 class Recent(Generic[Key, Value]):
-    """A dictionary that keeps its `most` most recently used entries."""
+    """A dictionary that keeps its `most` most recently used entries, none of them None."""
 
     def __init__(self, most: int = _MOST_KNOWN) -> None:
         self._entries: OrderedDict[Key, Value] = OrderedDict()
         self._most = most
 
     def get(self, key: Key) -> Value | None:
-        try:
+        found = self._entries.get(key)
+        if found is not None and 2 * len(self._entries) > self._most:  # until then nothing is removed for long
             self._entries.move_to_end(key)
-        except KeyError:
-            return None
-        return self._entries[key]
+        return found
 
     def __setitem__(self, key: Key, value: Value) -> None:
         self._entries[key] = value

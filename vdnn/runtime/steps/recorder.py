@@ -48,7 +48,8 @@ class _Life:
     freed_point: int = 0  # those two as of the end of the step
     last_point: int = 0
     is_reloaded: bool = False  # after its storage was released
-    recompute: Recompute | None = None
+    # Its operation, the lifetimes that it reads, the point from which on it is known, and its cost.
+    recompute: tuple[str, Sequence[int], int, RecomputeCost] | None = None
 
     @property
     def is_shared(self) -> bool:
@@ -192,12 +193,7 @@ class Recorder:
 
     def can_be_recomputed(self, lifetimes: Sequence[int], operation: str, cost: RecomputeCost) -> None:
         """Note that the first of the lifetimes can be recomputed from the others from this point on."""
-        recomputed, *inputs = lifetimes
-        point = self._point
-        recompute, discard = (cost.compute_ns, cost.extra_bytes), (cost.discard_ns, cost.discard_bytes)
-        self._lives[recomputed].recompute = Recompute(
-            operation, tuple(inputs), point, *recompute, cost.kept_bytes, *discard, cost.issue_ns
-        )
+        self._lives[lifetimes[0]].recompute = operation, lifetimes[1:], self._point, cost
 
     def cannot_be_recomputed(self, lifetime: int) -> None:
         self._lives[lifetime].recompute = None
@@ -352,5 +348,10 @@ def _lifetime(life: _Life, saves: Sequence[int], uses: Sequence[int], read: Sequ
         copy_point=saves[0] if life.copy_point is None else life.copy_point,
         free_point=life.last_point if life.is_shared else life.freed_point,
         end_point=life.last_point,
-        recompute=None if life.is_shared else life.recompute,
+        recompute=None if life.is_shared or life.recompute is None else _recompute(*life.recompute),
     )
+
+
+def _recompute(operation: str, inputs: Sequence[int], point: int, cost: RecomputeCost) -> Recompute:
+    recompute, discard = (cost.compute_ns, cost.extra_bytes), (cost.discard_ns, cost.discard_bytes)
+    return Recompute(operation, tuple(inputs), point, *recompute, cost.kept_bytes, *discard, cost.issue_ns)

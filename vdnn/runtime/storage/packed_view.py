@@ -45,7 +45,8 @@ class PackedView:
         self._conj = dtype.is_complex and tensor.is_conj()
         self._neg = tensor.is_neg()
         self.geometry = geometry
-        self._offset_bytes = int(tensor.storage_offset()) * tensor.itemsize - begin
+        offset = int(tensor.storage_offset())
+        self._offset_bytes = offset * tensor.itemsize - begin if offset else -begin
         self._fake_mode = tensor.fake_mode if type(tensor) is FakeTensor else None
         managed.views += 1
 

@@ -58,7 +58,8 @@ def refuse_graphs_around() -> None:
 
     Called at every save that would move, so it returns at once if nothing in the process was compiled.
     """
-    if _FRAMES not in sys.modules or not may_run_as_graphs():
+    frames = sys.modules.get(_FRAMES)
+    if frames is None or not frames.cached_backends or not may_run_as_graphs():
         return
     frame = sys._getframe()
     while frame is not None:
