@@ -637,6 +637,22 @@ class PlanSearch(_Native):
     def evaluations(self) -> int:
         """The number of evaluations so far."""
 
+class BackgroundSearch(_Native):
+    """A search on a thread of its own, which never holds the GIL. Deleting it cancels it."""
+
+    def __init__(self, search: PlanSearch) -> None: ...
+    def cancel(self) -> None:
+        """Ends the search before its next evaluation. Does not block."""
+    @property
+    def is_done(self) -> bool:
+        """Never in a forked child, which does not have the thread."""
+    def wait_for(self, seconds: float) -> bool:
+        """Waits until the search is done, at most so long. True if it is."""
+    @property
+    def found(self) -> list[tuple[int, list[int], list[tuple[int, int, int]]]]:
+        """The time of the step, the recomputes and the absences of each plan, the shortest step first; none if the
+        search was cancelled. Raises what ended the search. Call it once the search is done."""
+
 def local_search(
     *, model: StepModel, budget_bytes: int, kept_ns: int, effort: int, starts: Sequence[tuple[bytes, bool, bool]]
 ) -> StepOutcome | None:

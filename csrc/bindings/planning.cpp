@@ -15,6 +15,7 @@
 
 #include "bindings/bindings.h"
 #include "device/errors.h"
+#include "planning/background_search.h"
 #include "planning/local_search.h"
 #include "planning/plan_search.h"
 #include "planning/recorded_step.h"
@@ -210,14 +211,20 @@ std::shared_ptr<PlanSearch> make_plan_search(std::shared_ptr<const RecordedStep>
 
 std::optional<std::vector<AbsenceTuple>> moves_of(const PlanSearch& search, const Indices& chosen) {
   const py::gil_scoped_release release;
-  const auto absences = search.moves(chosen, until_signal());
-  if (!absences.has_value()) return std::nullopt;
-  return to_tuples(*absences);
+  const auto found = search.moves(chosen, until_signal());
+  if (!found.has_value()) return std::nullopt;
+  return to_tuples(found->absences);
 }
 
 std::vector<Indices> recomputes_of(const PlanSearch& search) {
   const py::gil_scoped_release release;
   return search.recomputes(until_signal());
+}
+
+std::vector<std::tuple<std::int64_t, Indices, std::vector<AbsenceTuple>>> found_by(const BackgroundSearch& search) {
+  std::vector<std::tuple<std::int64_t, Indices, std::vector<AbsenceTuple>>> tuples;
+  for (const FoundPlan& one : search.found()) tuples.emplace_back(one.step_ns, one.chosen, to_tuples(one.absences));
+  return tuples;
 }
 
 // Calls RoomTree::take_down() for each entry, in order.
@@ -285,6 +292,15 @@ void bind_planning(py::module_& module) {
       .def("moves", &moves_of, arg("chosen"))
       .def("recomputes", &recomputes_of)
       .def_property_readonly("evaluations", &PlanSearch::evaluations);
+  py::class_<BackgroundSearch, std::unique_ptr<BackgroundSearch, LeakInForkedChild>>(module, "BackgroundSearch")
+      .def(py::init([](std::shared_ptr<const PlanSearch> search) {
+             return std::unique_ptr<BackgroundSearch, LeakInForkedChild>(new BackgroundSearch(std::move(search)));
+           }),
+           arg("search"))
+      .def("cancel", &BackgroundSearch::cancel)
+      .def_property_readonly("is_done", &BackgroundSearch::is_done)
+      .def("wait_for", &BackgroundSearch::wait_for, arg("seconds"), py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("found", &found_by);
   module.def("local_search", &local_search, py::kw_only(), arg("model"), arg("budget_bytes"), arg("kept_ns"),
              arg("effort"), arg("starts"));
   module.def("first_choices", &first_choices_of, arg("model"));

@@ -1,6 +1,7 @@
 // Puts the searches for moves and for recomputes together.
 #include "planning/plan_search.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -28,16 +29,28 @@ BeforeEvaluation PlanSearch::counted(const BeforeEvaluation& before_evaluation) 
   };
 }
 
-std::optional<std::vector<StepAbsence>> PlanSearch::moves(const std::vector<std::int32_t>& chosen,
-                                                          const BeforeEvaluation& before_evaluation) const {
+std::optional<Moves> PlanSearch::moves(const std::vector<std::int32_t>& chosen,
+                                       const BeforeEvaluation& before_evaluation) const {
   StepModel::Shape shape = request_.step->with_recomputes(chosen);
-  if (shape.most_bytes() <= request_.budget_bytes) return std::vector<StepAbsence>{};
+  if (shape.most_bytes() <= request_.budget_bytes) return Moves{shape.kept_ns(), {}};
   if (shape.least_bytes() > request_.budget_bytes) return std::nullopt;
   shape.copy_issue_ns = request_.copy_issue_ns;
   const StepModel model(std::move(shape), request_.link);
-  auto found = find_moves(model, request_.budget_bytes, request_.effort.moves, counted(before_evaluation));
-  if (!found.has_value()) return std::nullopt;
-  return std::move(found->absences);
+  return find_moves(model, request_.budget_bytes, request_.effort.moves, counted(before_evaluation));
+}
+
+std::vector<FoundPlan> PlanSearch::all(const BeforeEvaluation& before_evaluation) const {
+  std::vector<FoundPlan> plans;
+  const auto add = [&](const std::vector<std::int32_t>& chosen) {
+    std::optional<Moves> found = moves(chosen, before_evaluation);
+    if (found.has_value()) plans.push_back({found->step_ns, chosen, std::move(found->absences)});
+  };
+  add({});
+  if (plans.empty() || plans.front().absences.empty() || request_.candidates.empty()) return plans;
+  for (const std::vector<std::int32_t>& chosen : recomputes(before_evaluation)) add(chosen);
+  std::stable_sort(plans.begin(), plans.end(),
+                   [](const FoundPlan& one, const FoundPlan& other) { return one.step_ns < other.step_ns; });
+  return plans;
 }
 
 std::vector<std::vector<std::int32_t>> PlanSearch::recomputes(const BeforeEvaluation& before_evaluation) const {

@@ -23,6 +23,13 @@ struct SearchEffort {
   std::size_t finalists;
 };
 
+// A plan: the recomputes in the order of the lifetimes, and the absences of the step with them. `step_ns` is its step.
+struct FoundPlan {
+  std::int64_t step_ns;
+  std::vector<std::int32_t> chosen;
+  std::vector<StepAbsence> absences;
+};
+
 class PlanSearch {
  public:
   struct Request {
@@ -37,11 +44,13 @@ class PlanSearch {
 
   explicit PlanSearch(Request request);
 
-  // The best absences found for the step with these recomputes. nullopt if no plan of it meets the budget.
-  [[nodiscard]] std::optional<std::vector<StepAbsence>> moves(const std::vector<std::int32_t>& chosen,
-                                                              const BeforeEvaluation& before_evaluation) const;
+  // The best moves found for the step with these recomputes. nullopt if no plan of it meets the budget.
+  [[nodiscard]] std::optional<Moves> moves(const std::vector<std::int32_t>& chosen,
+                                           const BeforeEvaluation& before_evaluation) const;
   // The choices of recomputes with the shortest steps, the shortest first, at most as many as there are finalists.
   [[nodiscard]] std::vector<std::vector<std::int32_t>> recomputes(const BeforeEvaluation& before_evaluation) const;
+  // The plan without recomputes and those of recomputes(), the shortest step first. None if no plan meets the budget.
+  [[nodiscard]] std::vector<FoundPlan> all(const BeforeEvaluation& before_evaluation) const;
   // The number of evaluations so far.
   [[nodiscard]] std::uint64_t evaluations() const { return evaluations_; }
 

@@ -135,6 +135,7 @@ class RecomputeSearch {
     while (!waiting.empty()) {
       const std::vector<std::int32_t> group = std::move(waiting.back());
       waiting.pop_back();
+      if (before_) before_();
       std::vector<std::int32_t> both = found;
       both.insert(both.end(), group.begin(), group.end());
       if (request_.step.with_recomputes(both).least_bytes() <= request_.budget_bytes) {

@@ -1,13 +1,17 @@
 // Scenario "planning": plans are searched for on threads of their own while others train.
 //
 // Two planners share one recorded step and one model of it, as those of two sessions may, and make models of their own.
-// A third thread pins ahead what plans will need. The training goes on beside them.
+// Others share a search, and begin it in the background, take over what it finds, cancel it or drop it at any moment.
+// One more thread pins ahead what plans will need. The training goes on beside them.
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "compute_stream.h"
 #include "network.h"
+#include "planning/background_search.h"
+#include "planning/plan_search.h"
 #include "planning/recorded_step.h"
 #include "planning/step_model.h"
 #include "rig.h"
@@ -20,6 +24,7 @@ constexpr std::int32_t storages = 24;
 constexpr std::int64_t storage_bytes = std::int64_t{1} << 20;
 constexpr std::int64_t point_ns = 50'000;
 constexpr std::uint64_t plans = 40;
+constexpr std::uint64_t searches = 8;
 constexpr std::uint64_t steps = 4;
 constexpr std::uint64_t layers = 12;
 
@@ -67,13 +72,46 @@ void plan(const StepModel& model, std::uint64_t number, Counts& counts) {
   }
 }
 
+std::shared_ptr<const PlanSearch> make_search(RecordedStep step) {
+  std::vector<std::int32_t> candidates;
+  for (std::int32_t storage = 1; storage < storages; storage += 2) candidates.push_back(storage);
+  return std::make_shared<PlanSearch>(PlanSearch::Request{std::make_shared<RecordedStep>(std::move(step)),
+                                                          LinkModel{},
+                                                          0,
+                                                          storages / 2 * storage_bytes,
+                                                          candidates,
+                                                          {},
+                                                          {0.0, {0.0, 14, 12}, 1}});
+}
+
+// Searches in the background, as a session does that takes over what is found, or is left before.
+void search_in_background(const std::shared_ptr<const PlanSearch>& search, Dice& dice, Counts& counts) {
+  for (std::uint64_t number = 0; number < searches; ++number) {
+    BackgroundSearch background(search);
+    const std::uint64_t fate = dice.below(4);
+    if (fate == 0) continue;  // dropped
+    if (fate == 1) background.cancel();
+    while (fate == 2 && !background.is_done()) std::this_thread::yield();
+    while (!background.wait_for(1.0)) {
+    }
+    const std::vector<FoundPlan>& found = background.found();
+    require(fate == 1 || !found.empty(), "a search that is not cancelled finds plans");
+    for (std::size_t one = 1; one < found.size(); ++one) {
+      require(found[one - 1].step_ns <= found[one].step_ns, "the shortest step is the first");
+    }
+    counts.add("searches", found.empty() ? 0 : 1);
+  }
+}
+
 void plan_beside(Run& run, const DeviceKind& kind, Dice& dice) {
   Rig rig = make_rig(run, kind, dice, HostMemory::Roomy);
   const std::uint64_t seed = dice.seed();
   ComputeStream compute = ComputeStream::on_its_own(rig, "compute");
   const RecordedStep step = make_step();
   const StepModel shared(step.with_recomputes({}), LinkModel{});
-  run_together(4, [&](std::size_t index) {
+  const std::shared_ptr<const PlanSearch> search = make_search(step);
+  const std::uint64_t fates[] = {dice.seed(), dice.seed()};
+  run_together(6, [&](std::size_t index) {
     if (index == 0) {
       Network network(rig, compute, seed, run.counts);
       for (std::uint64_t number = 0; number < steps; ++number) network.train_step(layers);
@@ -83,6 +121,9 @@ void plan_beside(Run& run, const DeviceKind& kind, Dice& dice) {
         if (number % 8 == 0) run.counts.add("trimmed bytes", rig.pool->trim(number << 14));
       }
       rig.pool->wait_for_growth();
+    } else if (index < 4) {
+      Dice own(fates[index - 2]);
+      search_in_background(search, own, run.counts);
     } else {
       for (std::uint64_t number = 0; number < plans; ++number) {
         plan(shared, number, run.counts);
@@ -103,6 +144,7 @@ void plan_beside_training(Run& run) {
     for (const DeviceKind& kind : device_kinds(run)) plan_beside(run, kind, dice);
   }
   require(run.counts.of("plans") > 0, "plans are found");
+  require(run.counts.of("searches") > 0, "searches in the background find plans");
 }
 
 }  // namespace vdnn::stress

@@ -10,7 +10,7 @@ once more with the host lane, where each copy and recompute has to be issued, so
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from vdnn import _C
@@ -21,7 +21,7 @@ from vdnn.planning.recomputing import candidates_of, planned_recompute, with_rec
 from vdnn.planning.search.auto_offload import AutoOffload
 from vdnn.planning.search.effort import FULL, Effort
 from vdnn.planning.search.plan_search import make_plan_search
-from vdnn.planning.search.step_model import plan_of
+from vdnn.planning.search.step_model import AbsenceTuple, plan_of
 from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Plan
 
@@ -91,14 +91,43 @@ class Auto(PlanPolicy):
 
     def _with_recomputes(self, request: PlanRequest, search: _C.PlanSearch, chosen: Collection[int]) -> Plan | None:
         absences = search.moves(sorted(chosen))
-        if absences is None:
-            return None
-        recording, _, budget_bytes = request
-        followed = with_recomputes(recording, chosen)
-        plan = plan_of(followed, gaps_of(followed), absences, self.name, budget_bytes)
-        chosen = frozenset(chosen)
-        lifetimes = tuple(
-            planned_recompute(recording.lifetimes[index]) if index in chosen else one
-            for index, one in enumerate(plan.lifetimes)
-        )
-        return replace(plan, lifetimes=lifetimes)
+        return None if absences is None else _plan_of(request, chosen, absences)
+
+
+class FoundPlans(PlanPolicy):
+    """The plans of `auto` that another search has found: the recomputes and the absences of each."""
+
+    def __init__(self, found: Sequence[tuple[Collection[int], Sequence[AbsenceTuple]]]) -> None:
+        self._found = found
+
+    @property
+    def name(self) -> str:
+        return "auto, as found"
+
+    @property
+    def source(self) -> str:
+        return "vdnn"
+
+    @property
+    def may_be_corrected(self) -> bool:
+        return True
+
+    def plan(self, request: PlanRequest) -> Plan:
+        return next(self.candidates(request))
+
+    def candidates(self, request: PlanRequest) -> Iterator[Plan]:
+        for chosen, absences in self._found:
+            yield _plan_of(request, chosen, absences)
+
+
+def _plan_of(request: PlanRequest, chosen: Collection[int], absences: Sequence[AbsenceTuple]) -> Plan:
+    """The plan of `auto` with these recomputes and absences."""
+    recording, _, budget_bytes = request
+    followed = with_recomputes(recording, chosen)
+    plan = plan_of(followed, gaps_of(followed), absences, "auto", budget_bytes)
+    recomputed = frozenset(chosen)
+    lifetimes = tuple(
+        planned_recompute(recording.lifetimes[index]) if index in recomputed else one
+        for index, one in enumerate(plan.lifetimes)
+    )
+    return replace(plan, lifetimes=lifetimes)

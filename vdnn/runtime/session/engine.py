@@ -188,10 +188,12 @@ class Engine:
         with self.saves.lock:
             self.steps.end_step_if_graphs_are_gone()
 
-    def store_plans(self) -> None:
-        """Writes the plans of this session to its plan folder, as far as they are new."""
+    def leave_plans(self) -> None:
+        """Called when a session is left, also by an exception: writes its plans to its plan folder, as far as they are
+        new, and cancels the search for better ones."""
         if not self.saves.in_forked_child:
             with self.saves.lock:
+                self.steps.stop_searching()
                 self.steps.store_plans()
 
     def close(self) -> None:

@@ -125,7 +125,7 @@ class Session(contextlib.ContextDecorator):
         try:
             self._leave(engine, entered, counters_before, steps_before, is_whole=kind is None)
         finally:  # plans outlive an exception
-            engine.store_plans()
+            engine.leave_plans()
 
     def _leave(
         self,

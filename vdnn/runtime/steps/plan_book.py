@@ -144,7 +144,13 @@ class PlanBook:
 
     def forget_made(self) -> None:
         """Forget the plans made so far: their recordings were not whole steps."""
+        self.stop_searching()
         self._begin()
+
+    def stop_searching(self) -> None:
+        """Cancels the search for better plans beside the training, until the next step."""
+        if self._maker is not None:
+            self._maker.stop()
 
     def restore(self, keys: SaveKeys, modules: ModuleWatch, transport: Transport) -> None:
         """Called first when a step has begun: takes the ladders that an earlier run has stored for steps that begin
@@ -164,8 +170,8 @@ class PlanBook:
 
     def store(self) -> None:
         """Writes the plans to the plan folder, if some were made since they were written."""
-        if self._store is not None and self.tally.made != self._made_when_stored:
-            self._made_when_stored = self.tally.made
+        if self._store is not None and self.tally.changes != self._made_when_stored:
+            self._made_when_stored = self.tally.changes
             self._store.store(self._ladders, self._begins, [kind for _, kind in self._order])
 
     def forget_stored(self) -> None:
@@ -182,6 +188,7 @@ class PlanBook:
         self.follows_stored = False
         if first is None or begin is None or maker is None:
             return None
+        maker.take_over()
         expected = self._kinds.expected(begin)
         ladder = None if expected is None else self._ladders.get(expected.kind)
         is_new = ladder is None
@@ -214,7 +221,7 @@ class PlanBook:
 
     def take_host_bytes(self) -> int | None:
         """The most that a plan of this book offloads; None if no plan was made since the last call."""
-        made = self.tally.made + self._restored
+        made = self.tally.changes + self._restored
         if made == self._made_before:
             return None
         self._made_before = made
@@ -260,9 +267,9 @@ class PlanBook:
             self._kinds.ended(keys.begin, keys.kind)
             self._order.append((keys.begin, keys.kind))
             self.tally.ended(keys.first, self._ladders.get(keys.kind))
-            if self.tally.made == self._made_when_ended:
+            if self.tally.changes == self._made_when_ended:
                 self.store()
-            self._made_when_ended = self.tally.made
+            self._made_when_ended = self.tally.changes
 
     def recorded(
         self,

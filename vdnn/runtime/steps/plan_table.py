@@ -226,6 +226,7 @@ class StepTally:
     def __init__(self) -> None:
         self.made = 0
         self.tightened = 0
+        self.improved = 0
         self.recordings = 0
         self._counts: Counter[Followed] = Counter()
         self._last: Followed | None = None
@@ -240,6 +241,15 @@ class StepTally:
     def made_one(self) -> None:
         """A plan was made."""
         self.made += 1
+
+    def improved_one(self) -> None:
+        """A rung got a better plan, which was found beside the training."""
+        self.improved += 1
+
+    @property
+    def changes(self) -> int:
+        """All plans that were made or got better."""
+        return self.made + self.improved
 
     def made_again(self) -> None:
         """A plan was made again for less memory."""

@@ -4,8 +4,9 @@ between two hooks: from recorded steps, from what they tell of others, and again
 Without a budget a plan may use the memory of the device, less a reserve. Budgets that cannot be met are refused, and
 plans that do not fit.
 
-The training waits while a plan is made. A thread beside it would take Python's lock from every operation that it
-issues: on an H200 a step took 3 to 13 times as long while a plan was made, and plans came ten steps late (decision 75).
+The training waits while a plan is made, quickly. A Python thread beside it would take Python's lock from every
+operation that it issues: on an H200 a step took 3 to 13 times as long while a plan was made, and plans came ten steps
+late (decision 75). The full search, which is native, goes on beside the training (better_plans.py).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from vdnn.planning.costs import LinkCosts, measured_costs, profile_costs
 from vdnn.planning.least_memory import as_if_feasible, least_bytes, require_feasible_budget
 from vdnn.planning.planned_step import PlannedStep, plan_step
 from vdnn.planning.policies import PlanPolicy
+from vdnn.runtime.steps.better_plans import BetterPlans
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.plan_table import Rung, Source, StepTally
 from vdnn.runtime.steps.size_model import Told
@@ -118,12 +120,18 @@ _FREE_OF_UNBALANCED = 0.07
 _SHARE_OF_TIME = 0.1
 
 
+def searches_beside(planner: BudgetPlanner) -> bool:
+    """True if a full search goes on beside the training. Where time is virtual, a step would not know when it ends."""
+    return planner.profile is None
+
+
 class PlanMaker:
     """Makes plans for rungs. `latest` is the executor of the latest plan."""
 
     def __init__(self, planner: BudgetPlanner, tally: StepTally) -> None:
         self.planner = planner
         self.latest: Executor | None = None
+        self.better = BetterPlans(planner.policy, planner.costs) if searches_beside(planner) else None
         self._tally = tally
         self._began_s = time.monotonic()
         self._planning_s = 0.0
@@ -135,6 +143,34 @@ class PlanMaker:
         if self.planner.profile is not None:
             return True
         return self._planning_s <= _SHARE_OF_TIME * (time.monotonic() - self._began_s)
+
+    def take_over(self) -> None:
+        """Called between two steps: a rung follows the better plan that a search beside the training has found."""
+        better = None if self.better is None else self.better.better()
+        if better is None:
+            return
+        rung, planned = better
+        try:
+            self.planner.require_host(planned.plan, planned.plan.budget_bytes)
+        except VdnnError:
+            return
+        logger.info(
+            "vdnn: a better plan was found beside the training: the step takes %.2f times that with everything kept "
+            "instead of %.2f.",
+            planned.slowdown,
+            rung.slowdown,
+        )
+        rung.follow(rung.recording, planned)
+        self._tally.improved_one()
+
+    def stop(self) -> None:
+        """Cancels the search beside the training."""
+        if self.better is not None:
+            self.better.stop()
+
+    def _look_for_better(self, rung: Rung) -> None:
+        if self.better is not None:
+            self.better.ask(rung)
 
     @contextlib.contextmanager
     def _planning(self) -> Iterator[None]:
@@ -243,6 +279,7 @@ class PlanMaker:
             self._tally.made_again()
             rung.follow(recording, planned)
             self.latest = rung.executor
+            self._look_for_better(rung)
 
     def _planned(
         self, recording: Recording, timeline: Timeline | None, below: Recording | None
@@ -260,6 +297,7 @@ class PlanMaker:
         self._tally.made_one()
         rung = Rung(planned, recording, timeline, source)
         self.latest = rung.executor
+        self._look_for_better(rung)
         return rung
 
 

@@ -217,6 +217,10 @@ class StepWatch:
         """Writes the plans that were made since they were written."""
         self._plans.store()
 
+    def stop_searching(self) -> None:
+        """The session is left: cancels the search for better plans, until the next step."""
+        self._plans.stop_searching()
+
     def forget_stored_plans(self) -> None:
         """A recompute gave a wrong value: the next run is not to follow the plans of this one."""
         self._plans.forget_stored()
@@ -633,6 +637,9 @@ class UnwatchedSteps:
 
     def store_plans(self) -> None:
         """There are none."""
+
+    def stop_searching(self) -> None:
+        """Nothing is planned."""
 
     def forget_stored_plans(self) -> None:
         """There are none."""

@@ -1,0 +1,141 @@
+"""Better plans for rungs, which a full search looks for beside the training.
+
+A training waits for its plans, so they come from a quick search. Where such a plan makes the step longer, a full search
+goes on with the same step, on a native thread that never holds Python's lock (csrc/planning/background_search.h). What
+it finds is taken over between two steps. Which plan that is depends on the step alone, in which step it comes does not.
+
+One search runs at a time. Leaving the session cancels it.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from vdnn import _C
+from vdnn.errors import VdnnError
+from vdnn.planning.costs import LinkCosts
+from vdnn.planning.planned_step import PlannedStep, plan_step
+from vdnn.planning.policies import PlanPolicy, PlanRequest
+from vdnn.planning.search.auto import Auto, FoundPlans
+from vdnn.planning.search.effort import FULL
+from vdnn.planning.search.plan_search import make_plan_search
+from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.plan_table import Rung
+from vdnn.step.timeline import Timeline
+from vdnn.user_warnings import warn
+
+logger = logging.getLogger("vdnn")
+
+# A plan is better if its step is shorter by more than this share: the steps in which the runtime learns it take longer.
+_WORTH = 0.001
+# So many searches for one rung are begun. A session that is entered in each step cancels them.
+_MOST_STARTS = 3
+
+
+class _Running(NamedTuple):
+    """A search, and the rung as it was when it began."""
+
+    search: _C.BackgroundSearch
+    rung: Rung
+    executor: Executor
+    request: PlanRequest
+
+
+class BetterPlans:
+    """The searches of one session, whose quick plans `policy` makes. `costs` gives those of a recorded step."""
+
+    def __init__(self, policy: PlanPolicy, costs: Callable[[Timeline | None], LinkCosts]) -> None:
+        self._auto = policy if isinstance(policy, Auto) else None
+        self._costs = costs
+        self._waiting: deque[Rung] = deque()
+        self._starts: weakref.WeakKeyDictionary[Executor, int] = weakref.WeakKeyDictionary()
+        self._running: list[_Running] = []  # at most one
+        weakref.finalize(self, _cancel, self._running)  # also at the interpreter's end
+
+    def ask(self, rung: Rung) -> None:
+        """Looks for a better plan of this rung, which has got its plan now."""
+        if self._auto is None or rung.is_provisional or rung.is_over_somewhere or rung.recording.has_host:
+            return
+        if rung.slowdown > 1 + _WORTH and rung.executor.plan.budget_bytes is not None and rung not in self._waiting:
+            self._waiting.append(rung)
+            self._start_next()
+
+    def better(self) -> tuple[Rung, PlannedStep] | None:
+        """Called between two steps: a rung and its better plan, if a search has found one. Does not block."""
+        if not self._running:
+            self._start_next()
+            return None
+        running = self._running[0]
+        if not running.search.is_done:
+            return None
+        self._running.clear()
+        planned = None
+        try:
+            if running.rung.executor is running.executor:  # it was not planned again meanwhile
+                planned = self._planned(running)
+        except Exception as error:
+            self._give_up(error)
+        self._start_next()
+        return None if planned is None else (running.rung, planned)
+
+    def wait(self) -> None:
+        """Blocks until the search that runs is done."""
+        for running in self._running:
+            while not running.search.wait_for(1.0):
+                pass  # so that Ctrl-C is seen
+
+    def stop(self) -> None:
+        """Cancels the search that runs, and waits for its last evaluation. The next step begins it again."""
+        for running in self._running:
+            self._waiting.appendleft(running.rung)
+        _cancel(self._running)
+        self._running.clear()
+
+    def _start_next(self) -> None:
+        while self._auto is not None and self._waiting and not self._running:
+            rung = self._waiting.popleft()
+            starts = self._starts.get(rung.executor, 0)
+            if starts == _MOST_STARTS:
+                continue
+            self._starts[rung.executor] = starts + 1
+            request = PlanRequest(rung.recording, self._costs(rung.timeline), rung.executor.plan.budget_bytes)
+            try:
+                search = _C.BackgroundSearch(make_plan_search(request, FULL))
+            except Exception as error:
+                self._give_up(error)
+            else:
+                self._running.append(_Running(search, rung, rung.executor, request))
+
+    def _planned(self, running: _Running) -> PlannedStep | None:
+        """The best plan that fits, if it is worth a change. Raises what ended the search."""
+        recording, costs, budget_bytes = running.request
+        most_ns = (1 - _WORTH) * running.rung.slowdown * recording.kept_ns
+        for step_ns, chosen, absences in running.search.found:
+            if step_ns > most_ns:
+                return None
+            policy = FoundPlans([(chosen, absences)])
+            try:
+                planned = plan_step(recording, costs, budget_bytes, policy, must_fit=True)
+            except VdnnError:
+                continue
+            if planned.timeline.step_ns <= most_ns:
+                return planned
+        return None
+
+    def _give_up(self, error: Exception) -> None:
+        """No search runs any more in this session."""
+        self._auto = None
+        self._waiting.clear()
+        warn(
+            f"the search for better plans beside the training failed ({type(error).__name__}: {error}). The training "
+            "goes on with the plans that it has."
+        )
+
+
+def _cancel(running: list[_Running]) -> None:
+    for one in running:
+        one.search.cancel()
