@@ -14,7 +14,8 @@ namespace vdnn {
 
 namespace {
 
-constexpr int lowest_priority = 19;
+constexpr int niceness =
+    5;  // the training goes first; much less, and a cancelled search would end late on a busy machine
 
 // Thrown between two evaluations; it never leaves this file.
 struct Cancelled {};
@@ -40,6 +41,7 @@ class SignalsBlocked {
 BackgroundSearch::BackgroundSearch(std::shared_ptr<const PlanSearch> search) : search_(std::move(search)) {
   const SignalsBlocked blocked;  // a thread begins with the mask of the one that starts it
   thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), "vdnn search");
 }
 
 BackgroundSearch::~BackgroundSearch() {
@@ -48,7 +50,7 @@ BackgroundSearch::~BackgroundSearch() {
 }
 
 void BackgroundSearch::run() noexcept {
-  setpriority(PRIO_PROCESS, 0, lowest_priority);  // of this thread alone, on Linux
+  setpriority(PRIO_PROCESS, 0, niceness);  // of this thread alone, on Linux
   try {
     found_ = search_->all([this] {
       if (cancelled_.load(std::memory_order_relaxed)) throw Cancelled();

@@ -1,7 +1,7 @@
 // A search for a better plan on a thread of its own, while the training goes on with the plan that it has.
 //
-// The thread holds no Python object and takes no lock of Python's, so it never makes the training wait. It has the
-// lowest priority that the system gives without asking, and no signals.
+// The thread holds no Python object and takes no lock of Python's, so it never makes the training wait. It has a lower
+// priority than the thread that starts it, and no signals.
 #pragma once
 
 #include <atomic>

@@ -234,7 +234,7 @@ def test_plans_that_are_not_needed_take_a_tenth_of_the_time(monkeypatch: pytest.
     monkeypatch.setattr(planner, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def maker(profile: object) -> PlanMaker:
-        return PlanMaker(SimpleNamespace(profile=profile), StepTally())  # type: ignore[arg-type]
+        return PlanMaker(SimpleNamespace(profile=profile, policy=None, costs=None), StepTally())  # type: ignore[arg-type]
 
     real, virtual = maker(None), maker(object())
     assert real.may_improve
