@@ -56,7 +56,7 @@ def better_of(session: Session) -> BetterPlans:
 
 
 class Taken:
-    """What sessions took over: the rung's plan before, and the better one."""
+    """Collects what sessions took over: the rung, its slowdown before, and the better plan."""
 
     def __init__(self) -> None:
         self.pairs: list[tuple[Rung, float, PlannedStep]] = []
