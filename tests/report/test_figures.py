@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from tests.report.steps import BUDGETS, saved_run, tightest
+from vdnn.bytesize import format_bytes
 from vdnn.errors import LibraryMissingError
 from vdnn.report.cell import Cell
-from vdnn.report.drawing import NARROW, WIDE, Picture, Shape, unit_for
+from vdnn.report.drawing import NARROW, WIDE, Picture, Shape, plain_number, unit_for
 from vdnn.report.figures import figures_of, write_figures
 from vdnn.report.memory_over_step import memory_picture
 from vdnn.report.palette import SHADES, looks_of
-from vdnn.report.prediction import errors_text, times_of
+from vdnn.report.prediction import errors_text, ticks_between, times_of
 from vdnn.report.run_folder import Run, read_run
 from vdnn.report.svg_text import short_path
 from vdnn.report.trade_off import draw_trade_off
@@ -92,13 +93,54 @@ def test_the_wide_trade_off_names_every_peer(tmp_path: Path) -> None:
 def test_a_run_has_a_png_and_an_svg_of_each_picture(tmp_path: Path) -> None:
     saved_run(tmp_path / "run")
     paths = write_figures(tmp_path / "run", tmp_path / "figures")
-    # A trade-off and a prediction, and the memory and the timeline of each step.
-    assert len(paths) == 2 * (2 + 2 * len(BUDGETS))
+    # A trade-off, and the memory and the timeline of each step. Two predicted cells are too few for a scatter.
+    assert len(paths) == 2 * (1 + 2 * len(BUDGETS))
     for path in paths:
         if path.suffix == ".png":
             assert path.read_bytes().startswith(b"\x89PNG")
         else:
             xml.etree.ElementTree.parse(path)
+
+
+def test_peers_at_one_point_have_one_label(tmp_path: Path) -> None:
+    twins = [replace(PLAIN, peer=name) for name in ("checkpoint", "dtr")]
+    (picture,) = figures_of(Run(tmp_path, (*twins, *crowded()), ())).trade_offs
+    assert "plain, checkpoint, dtr" in [text for text, _ in boxes_of_labels(drawn(picture, WIDE))]
+
+
+def test_a_budget_below_the_least_is_no_line_under_the_picture(tmp_path: Path) -> None:
+    lost = replace(PLAIN, status="failed", said="it stopped", step_ns=None, peak_bytes=None)
+    cells = (*crowded(), replace(lost, peer="vdnn-auto", budget="=far-0"), replace(lost, peer="lost"))
+    draw_trade_off(cells, tmp_path / "a.svg")
+    svg = (tmp_path / "a.svg").read_text()
+    assert "Not drawn: failed: lost<" in svg
+    assert "=far-0" not in svg
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(5490.0, "5,490"), (100, "100"), (13.94, "13.9"), (4.07, "4.07"), (2, "2"), (0.0012, "0.0012"), (0, "0")],
+)
+def test_a_tick_is_a_plain_number(number: float, text: str) -> None:
+    assert plain_number(number) == text
+
+
+@pytest.mark.parametrize(("low", "high"), [(3512, 6383), (0.9, 1.7), (1, 1e7), (3.1e6, 5.8e6)])
+def test_an_axis_has_at_least_two_round_ticks(low: float, high: float) -> None:
+    found = ticks_between(low, high)
+    assert len(found) >= 2
+    assert all(low <= tick <= high and float(plain_number(tick).replace(",", "")) == tick for tick in found)
+
+
+def test_a_run_of_few_cells_leads_with_memory_over_the_step(tmp_path: Path) -> None:
+    step = tightest()
+    found = figures_of(Run(tmp_path, (), (step,)))
+    (picture,) = found.leading
+    assert (found.trade_offs, found.prediction) == ((), None)
+    said = [text.get_text() for text in drawn(picture, WIDE).axes[0].get_legend().get_texts()]
+    assert step.recording is not None
+    assert said[0] == f"everything kept: peak {format_bytes(step.recording.peak_bytes)}"
+    assert [one.split(":")[0].split()[0] for one in said] == ["everything", "with", "budget"]
 
 
 def test_the_same_run_makes_the_same_file(tmp_path: Path) -> None:
@@ -199,7 +241,7 @@ def test_a_peer_looks_the_same_whatever_the_order() -> None:
 def test_errors_of_predictions_are_said() -> None:
     exact = replace(PLAIN, predicted_step_ns=1000)
     off = replace(PLAIN, budget="50%", predicted_step_ns=800)
-    assert errors_text(times_of([exact]), "times") == "times: all 1 exactly as predicted"
+    assert errors_text(times_of([exact]), "times") == "times: exactly as predicted"
     assert errors_text(times_of([exact, off]), "times") == (
         "times: median error 12.50 % of 2, largest error +25.00 % (net 50%)"
     )

@@ -9,7 +9,7 @@ import pytest
 
 from vdnn.report.cell import Cell
 from vdnn.report.comparison import comparisons
-from vdnn.report.headline import headline, more_time_text
+from vdnn.report.headline import headline, time_text
 from vdnn.report.run_folder import Run
 from vdnn.report.text_summary import text_summary
 
@@ -30,24 +30,44 @@ def said(*cells: Cell) -> str:
 
 def test_of_the_points_within_five_per_cent_the_smallest_is_named() -> None:
     cells = PLAIN, own(900, 1000, "90%"), own(410, 1023, "40%"), own(300, 1100, "30%")
-    assert said(*cells) == "net: 41 % of the memory at 2.3 % more time (virtual h100)."
+    assert said(*cells) == trains("net", "41 %", "2.3 % longer (virtual h100).")
 
 
 def test_where_none_is_within_five_per_cent_the_fastest_is_named() -> None:
-    assert said(PLAIN, own(500, 1200, "a"), own(400, 1300, "b")).startswith("net: 50 % of the memory at 20.0 % more")
+    assert said(PLAIN, own(500, 1200, "a"), own(400, 1300, "b")).startswith(trains("net", "50 %", "20.0 % longer"))
 
 
 def test_several_workloads_are_a_range_of_which_none_is_picked() -> None:
     other = [replace(cell, workload="other") for cell in (PLAIN, own(620, 1050))]
     assert said(PLAIN, own(410, 1023), *other) == (
-        "2 workloads: 41 to 62 % of the memory at 2.3 to 5.0 % more time (virtual h100)."
+        trains("2 workloads", "41 to 62 %", "2.3 to 5.0 % longer (virtual h100).", "train")
     )
 
 
-def test_one_workload_beside_one_that_has_no_plain_is_singular() -> None:
-    lonely = replace(own(700, 1000), workload="other")
+def trains(name: str, share: str, time: str, verb: str = "trains") -> str:
+    return f"With vdnn, {name} {verb} with {share} of the memory of plain PyTorch, and a step takes {time}"
+
+
+BESIDE = trains("net", "41 %", "2.3 % longer") + "; "
+
+
+def test_a_workload_without_a_plain_step_is_named_with_its_peak() -> None:
+    lonely = replace(own(1 << 30, 1000), workload="other", batch=8)
+    failed = replace(PLAIN, workload="other", batch=8, status="out-of-memory", step_ns=None, peak_bytes=None)
     assert said(PLAIN, own(410, 1023), lonely) == (
-        "1 workload: 41 % of the memory at 2.3 % more time (virtual h100); 1 more has no plain to compare with."
+        f"{BESIDE}other (batch 8) trains in 1.00 GiB; plain PyTorch was not run (virtual h100)."
+    )
+    assert said(PLAIN, own(410, 1023), lonely, failed) == (
+        f"{BESIDE}other (batch 8) trains in 1.00 GiB, where plain PyTorch runs out of memory (virtual h100)."
+    )
+
+
+def test_several_workloads_without_a_plain_step_are_counted() -> None:
+    lonely = [replace(own(700, 1000), workload=name) for name in "abc"]
+    failed = [replace(PLAIN, workload=name, status="out-of-memory", step_ns=None, peak_bytes=None) for name in "ab"]
+    assert said(PLAIN, own(410, 1023), *lonely, *failed) == (
+        f"{BESIDE}2 workloads train where plain PyTorch runs out of memory; "
+        "plain PyTorch was not run for c (virtual h100)."
     )
 
 
@@ -55,13 +75,13 @@ def test_measured_and_virtual_are_not_compared() -> None:
     real = replace(PLAIN, place="cuda", clock="device", device="H100", step_ns=2000)
     cells = PLAIN, own(500, 1010), real
     assert [one.where for one in comparisons(run_of(*cells))] == ["virtual h100", "H100"]
-    assert said(*cells) == "net: 50 % of the memory at 1.0 % more time (virtual h100)."
+    assert said(*cells) == trains("net", "50 %", "1.0 % longer (virtual h100).")
 
 
 def test_what_ran_at_a_tiny_size_is_no_headline_beside_a_full_one() -> None:
     tiny = [replace(cell, place="sim", workload="small") for cell in (PLAIN, own(100, 1001))]
-    assert said(PLAIN, own(500, 1010), *tiny) == "net: 50 % of the memory at 1.0 % more time (virtual h100)."
-    assert said(*tiny) == "small: 10 % of the memory at 0.1 % more time (virtual h100, tiny)."
+    assert said(PLAIN, own(500, 1010), *tiny) == trains("net", "50 %", "1.0 % longer (virtual h100).")
+    assert said(*tiny) == (trains("small", "10 %", "0.1 % longer (virtual h100, tiny)."))
 
 
 def test_what_broke_before_it_knew_its_device_stands_with_the_others() -> None:
@@ -82,7 +102,7 @@ def test_compiled_is_compared_with_compiled() -> None:
 def test_plain_that_ran_out_of_memory_is_what_is_said() -> None:
     failed = replace(PLAIN, status="out-of-memory", step_ns=None, peak_bytes=None)
     assert said(failed, own(2**30, 10)) == (
-        "net: trains in 1.00 GiB, where plain PyTorch runs out of memory (virtual h100)."
+        "With vdnn, net trains in 1.00 GiB, where plain PyTorch runs out of memory (virtual h100)."
     )
 
 
@@ -92,11 +112,20 @@ def test_a_run_without_a_step_of_vdnns_says_so(cells: tuple[Cell, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "text"),
-    [(0.0004, "no more time"), (0.023, "2.3 % more time"), (-0.1, "10.0 % less time"), (1.5, "150 % more time")],
+    ("least", "most", "text"),
+    [
+        (0.0004, 0.0004, "no longer"),
+        (0.023, 0.023, "2.3 % longer"),
+        (0.0001, 0.023, "up to 2.3 % longer"),
+        (0.01, 1.5, "1.0 to 150 % longer"),
+        (-0.1, -0.1, "10.0 % less time"),
+        (-0.1, -0.02, "2.0 to 10.0 % less time"),
+        (-0.1, 0.0, "up to 10.0 % less time"),
+        (-0.1, 0.05, "between 10.0 % less and 5.0 % more time"),
+    ],
 )
-def test_time_is_said_in_per_cent(more: float, text: str) -> None:
-    assert more_time_text(more) == text
+def test_time_is_said_in_per_cent(least: float, most: float, text: str) -> None:
+    assert time_text(least, most) == text
 
 
 def test_the_text_has_every_cell_and_why_it_ended() -> None:

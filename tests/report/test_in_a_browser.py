@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(BROWSER is None, reason="no browser: apt-get install chromium"),
 ]
-WIDTHS = (400, 1400)
+WIDTHS = (400, 1300, 1400)
 
 LOOK = r"""
   for (const one of doc.querySelectorAll("details")) one.open = true;
@@ -135,11 +135,18 @@ def test_on_a_phone_tables_scroll_in_their_own_boxes(seen: dict[int, Seen]) -> N
     assert any(inner < outer for inner, outer in found(seen, 400)["boxes"])
 
 
+@pytest.mark.parametrize("width", [1300, 1400])
+def test_on_a_desktop_no_table_scrolls(seen: dict[int, Seen], width: int) -> None:
+    boxes = found(seen, width)["boxes"]
+    assert boxes
+    assert [(inner, outer) for inner, outer in boxes if inner < outer] == []
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_figure_is_there_once_in_the_shape_for_the_window(seen: dict[int, Seen], width: int) -> None:
     findings = found(seen, width)
-    # Two trade-offs and a prediction, and the memory and the timeline of each of two steps.
-    assert len(findings["sizes"]) == 2 + 1 + 4
+    # Two trade-offs, and the memory and the timeline of each of two steps.
+    assert len(findings["sizes"]) == 2 + 4
     assert findings["hidden"] == len(findings["sizes"])
     assert all(wide > 300 and high > 100 for wide, high in findings["sizes"])
 

@@ -89,7 +89,15 @@ def test_only_its_own_script_may_run(page: str) -> None:
 
 def test_the_page_says_what_the_run_says(page: str) -> None:
     text = Reader(page).text
-    for said in ("virtual titan-x", "vdnn-auto", "plain", "80%", "50%", "network, batch 16", "of the memory at"):
+    for said in (
+        "virtual titan-x",
+        "vdnn-auto",
+        "plain",
+        "80 %",
+        "50 %",
+        "network, batch 16",
+        "of the memory of plain PyTorch",
+    ):
         assert said in text
     assert "recomputed by" in text, "why a storage has its action"
     assert "next best: " in text, "what the plan's reasons say"
@@ -167,3 +175,14 @@ def test_of_very_many_steps_the_page_draws_some_and_says_so(tmp_path: Path, monk
     opened = re.findall(r"<details [^>]* open><summary>([^<]*)", page)
     assert len(opened) == 1, "one for the workload: the one that the headline names"
     assert page.index(opened[0]) < page.index("Timeline of one step")
+
+
+def test_a_column_that_no_row_needs_is_left_out(tmp_path: Path) -> None:
+    plain = Cell("net", "plain", place="virtual", clock="virtual", device="h100", step_ns=1000, peak_bytes=1000)
+    append_cells(tmp_path, [plain, replace(plain, peer="other", status="failed", said="why", step_ns=None)])
+    write_html(tmp_path, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    headings = re.findall(r'<button type="button">([^<]*)</button>', text)
+    assert headings == ["workload", "peer", "of plain", "more time", "peak", "step", "remark"]
+    assert "All rows are of virtual h100." in text
+    assert "failed: why" in text

@@ -37,9 +37,9 @@ def run(tmp_path: Path) -> Path:
 def test_alone_it_prints_a_summary(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(run)]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("network, batch 16: ")
-    assert "of the memory at" in said.splitlines()[0]
-    assert "step times: all 2 exactly as predicted" in said
+    assert said.startswith("With vdnn, network (batch 16) trains ")
+    assert "of the memory of plain PyTorch" in said.splitlines()[0]
+    assert "step times: exactly as predicted in all 2 rows" in said
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_a_session_saves_what_a_report_reads(tmp_path: Path, capsys: pytest.Capt
     (step,) = read_run(tmp_path / "run").steps
     assert (step.recording, step.plan, step.measured) == (session.recording, session.plan, session.timeline)
     assert main(["report", str(tmp_path / "run")]) == 0
-    assert capsys.readouterr().out.startswith("resnet: ")
+    assert capsys.readouterr().out.startswith("With vdnn, resnet trains ")
 
 
 def test_a_session_that_measured_nothing_is_an_empty_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

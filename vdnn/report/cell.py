@@ -75,6 +75,14 @@ class Cell:
         return self.peer in OWN_PEERS
 
     @property
+    def budget_text(self) -> str:
+        """The budget as people read it: "60 %", "least", and "peak of checkpoint" for "=checkpoint"."""
+        budget = self.budget or ""
+        if budget.startswith("="):
+            return f"peak of {budget[1:]}"
+        return "least" if budget == "min" else budget.replace("%", " %").replace("  %", " %")
+
+    @property
     def is_plain(self) -> bool:
         return self.peer == "plain"
 

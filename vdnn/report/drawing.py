@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import math
 import os
 import textwrap
 import warnings
@@ -121,6 +122,15 @@ def _module(name: str) -> Any:
         raise LibraryMissingError(what="drawing figures", library="matplotlib", extra="report") from None
 
 
+def plain_number(number: float) -> str:
+    """The number with three digits or all of its integer part, never with an exponent: "5,490", "4.07", "0.0012"."""
+    if abs(number) >= 100 or not number:
+        return f"{number:,.0f}"
+    digits = max(0, 2 - math.floor(math.log10(abs(number))))
+    text = f"{number:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def unit_for(nbytes: int) -> tuple[str, int]:
     """The unit in which an axis of memory up to `nbytes` reads best, and its bytes: the largest that does not exceed
     it, or else the smallest."""
@@ -157,6 +167,7 @@ def _settings(salt: str) -> Iterator[None]:
                 "figure.facecolor": SURFACE.light,
                 "axes.facecolor": "none",
                 "axes.formatter.useoffset": False,
+                "axes.formatter.limits": (-9, 12),  # never 1e6 beside an axis
                 "hatch.linewidth": 1.2,
                 "svg.fonttype": "none",
                 "svg.hashsalt": salt,

@@ -39,13 +39,19 @@ class NamedPoint:
     def __str__(self) -> str:
         share, more = self.memory_share, self.more_time
         name, where = self.comparison.name, self.comparison.where
-        if share is not None and more is not None:
-            return f"{name}: {share_text(share)} of the memory at {more_time_text(more)} ({where})"
-        peak = format_bytes(self.cell.peak_bytes or 0)
-        plain = self.comparison.plain
+        if share is None or more is None:
+            return f"{name}: {self.without_plain} ({where})"
+        return (
+            f"{name}: {share_text(share)} of plain PyTorch's memory, and a step takes {time_text(more, more)} ({where})"
+        )
+
+    @property
+    def without_plain(self) -> str:
+        """The sentence for a point that has no plain step beside it."""
+        peak, plain = format_bytes(self.cell.peak_bytes or 0), self.comparison.plain
         if plain is not None and plain.status == "out-of-memory":
-            return f"{name}: trains in {peak}, where plain PyTorch runs out of memory ({where})"
-        return f"{name}: trains in {peak}; plain PyTorch was not run ({where})"
+            return f"trains in {peak}, where plain PyTorch runs out of memory"
+        return f"trains in {peak}; plain PyTorch was not run"
 
 
 def named_points(compared: Sequence[Comparison]) -> tuple[NamedPoint, ...]:
@@ -70,27 +76,44 @@ def headline(compared: Sequence[Comparison]) -> str:
     found = named_points(compared)
     if not found:
         return "This run has no measured or predicted step of vdnn."
-    if len(found) == 1:
-        return f"{found[0]}."
-    shares = sorted(one.memory_share for one in found if one.memory_share is not None)
-    times = sorted(one.more_time for one in found if one.more_time is not None)
-    if not shares:
-        return f"{len(found)} workloads train under vdnn; plain PyTorch was run for none of them."
+    beside = [one for one in found if one.memory_share is not None and one.more_time is not None]
+    alone = [one for one in found if one not in beside]
+    parts = []
+    if beside:
+        shares = sorted(one.memory_share or 0 for one in beside)
+        times = sorted(one.more_time or 0 for one in beside)
+        verb = "trains" if len(beside) == 1 else "train"
+        share = _range(share_text(shares[0]), share_text(shares[-1]))
+        parts.append(
+            f"{_named(beside)} {verb} with {share} of the memory of plain PyTorch, and a step takes "
+            f"{time_text(times[0], times[-1])}"
+        )
+    if len(alone) == 1:
+        parts.append(f"{_named(alone)} {alone[0].without_plain}")
+    elif alone:
+        failed = [one for one in alone if "runs out" in one.without_plain]
+        if failed:
+            parts.append(f"{_named(failed)} train where plain PyTorch runs out of memory")
+        if len(failed) < len(alone):
+            parts.append(f"plain PyTorch was not run for {_named([one for one in alone if one not in failed])}")
+    return f"With vdnn, {'; '.join(parts)} ({_where(found)})."
+
+
+def _named(points: Sequence[NamedPoint]) -> str:
+    """The workload of the point, or how many there are."""
+    if len(points) > 1:
+        alike = len({one.comparison.workload for one in points}) < len(points)
+        return f"{len(points)} {'comparisons' if alike else 'workloads'}"
+    comparison = points[0].comparison
+    return f"{comparison.workload}{'' if comparison.batch is None else f' (batch {comparison.batch})'}"
+
+
+def _where(found: Sequence[NamedPoint]) -> str:
     places = sorted({one.comparison.where for one in found})
-    where = places[0] if len(places) == 1 else f"{len(places)} devices"
-    if len(places) > 1 and all(one.comparison.is_virtual for one in found):
-        where = f"{len(places)} virtual devices"
-    alone = len(found) - len(shares)
-    beside = f"; {alone} more {'has' if alone == 1 else 'have'} no plain to compare with" if alone else ""
-    things = _things(found).removesuffix("s" if len(shares) == 1 else "")
-    return (
-        f"{len(shares)} {things}: {_range(share_text(shares[0]), share_text(shares[-1]))} of the memory at "
-        f"{_range(more_time_text(times[0]), more_time_text(times[-1]))} ({where}){beside}."
-    )
-
-
-def _things(found: Sequence[NamedPoint]) -> str:
-    return "workloads" if len({one.comparison.workload for one in found}) == len(found) else "comparisons"
+    if len(places) == 1:
+        return places[0]
+    virtual = "virtual " if all(one.comparison.is_virtual for one in found) else ""
+    return f"{len(places)} {virtual}devices"
 
 
 def share_text(share: float) -> str:
@@ -98,18 +121,26 @@ def share_text(share: float) -> str:
     return f"{100 * share:.1f} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 
-def more_time_text(more: float) -> str:
-    percent = 100 * abs(more)
-    if percent < 0.05:
-        return "no more time"
-    shown = f"{percent:.1f} %" if percent < 100 else f"{percent:.0f} %"
-    return f"{shown} {'more' if more > 0 else 'less'} time"
+def time_text(least: float, most: float) -> str:
+    """A range of extra time, as in "2.3 to 8.7 % longer" and "no longer"."""
+    low, high = (0.0 if abs(more) < 0.0005 else more for more in (least, most))
+    if low == high == 0:
+        return "no longer"
+    if low == 0:
+        return f"up to {_percent(high)} longer"
+    if high <= 0:
+        fewest, longest = _percent(high), _percent(low)
+        return f"{_range(fewest, longest)} less time" if high else f"up to {longest} less time"
+    if low < 0:
+        return f"between {_percent(low)} less and {_percent(high)} more time"
+    return f"{_range(_percent(low), _percent(high))} longer"
+
+
+def _percent(part: float) -> str:
+    percent = 100 * abs(part)
+    return f"{percent:.1f} %" if percent < 100 else f"{percent:.0f} %"
 
 
 def _range(low: str, high: str) -> str:
-    if low == high:
-        return low
-    unit, ending = " %", high.partition(" %")[2]
-    if low.endswith(unit + ending):  # "1.2 to 8.7 % more time"
-        low = low.removesuffix(unit + ending)
-    return f"{low} to {high}"
+    """Two percentages, as in "1.2 to 8.7 %"."""
+    return low if low == high else f"{low.removesuffix(' %')} to {high}"

@@ -18,6 +18,7 @@ _DISTANCES = (9, 14, 22, 32, 44, 58, 76, 100)  # points
 _LINE_FROM = 22
 _MARKER = 7  # half the width that is kept free around a marker
 _LINE = 2.5
+_BETWEEN = 3  # between two labels
 _DIRECTIONS = 16
 
 
@@ -66,7 +67,8 @@ def place_labels(
             left_out.append(label)
             continue
         box, distance = found
-        taken.append(box)
+        gap = _BETWEEN * pixels_per_point
+        taken.append((box[0] - gap, box[1] - gap, box[2] + gap, box[3] + gap))
         _draw(axes, label, box, at, pixels_per_point, has_line=distance >= _LINE_FROM)
     return left_out
 

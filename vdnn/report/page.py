@@ -14,7 +14,7 @@ from pathlib import Path
 from vdnn.errors import LibraryMissingError
 from vdnn.report.comparison import Comparison, cells_of_run, comparisons, workloads_of
 from vdnn.report.drawing import NARROW, WIDE, Picture, require_matplotlib
-from vdnn.report.figures import Figures, figures_of
+from vdnn.report.figures import Figures, figures_of, opened_steps
 from vdnn.report.headline import RULE, headline, named_points
 from vdnn.report.page_script import SCRIPT, script_hash
 from vdnn.report.page_style import style
@@ -49,7 +49,8 @@ def page_of(run: Run) -> str:
         for part in (
             _top(run, compared),
             _chooser(run, compared),
-            _comparisons(compared, figures, missing),
+            _leading(figures, missing),
+            _comparisons(figures, missing),
             _all_cells(compared),
             _prediction(run, figures, missing),
             _steps(run, figures, missing),
@@ -71,11 +72,18 @@ def page_of(run: Run) -> str:
 
 def _top(run: Run, compared: Sequence[Comparison]) -> str:
     found = named_points(compared)
-    listed = "".join(f'<li data-workload="{escape(one.comparison.workload)}">{escape(str(one))}</li>' for one in found)
+    listed = "".join(
+        f'<li data-workload="{escape(one.comparison.workload)}">{_unbroken(escape(str(one)))}</li>' for one in found
+    )
     points = f'<ul class="points">{listed}</ul>' if len(found) > 1 else ""
     rule = f'<p class="note">Memory is the peak of bytes allocated on the device. {escape(RULE)}</p>' if found else ""
     above = f'<p class="above">vdnn report on {escape(run.name)}</p>'
-    return f"{above}\n<h1>{escape(headline(compared))}</h1>\n{points}{rule}"
+    return f"{above}\n<h1>{_unbroken(escape(headline(compared)))}</h1>\n{points}{rule}"
+
+
+def _unbroken(text: str) -> str:
+    """The text with no line break between a number and its per cent sign."""
+    return text.replace(" %", "&nbsp;%")
 
 
 def _chooser(run: Run, compared: Sequence[Comparison]) -> str:
@@ -90,10 +98,23 @@ def _chooser(run: Run, compared: Sequence[Comparison]) -> str:
     )
 
 
-def _comparisons(compared: Sequence[Comparison], figures: Figures, missing: str) -> str:
-    drawn = [one for one in compared if one.measured]  # as figures_of() has them
-    parts = ["<h2>Memory against time</h2>"] if drawn else []
-    for comparison, picture in zip(drawn, figures.trade_offs, strict=True):
+def _leading(figures: Figures, missing: str) -> str:
+    if not figures.leading or missing:
+        return ""
+    caption = (
+        "Grey: everything kept, as plain PyTorch does. Green: the same step with vdnn. The dashed line is the budget."
+    )
+    parts = [
+        f'<section data-workload="{escape(picture.workload)}"><h3>{escape(picture.title)}</h3>'
+        f"{_figure(picture, caption)}</section>"
+        for picture in figures.leading
+    ]
+    return "<h2>Memory over one step</h2>\n" + "\n".join(parts)
+
+
+def _comparisons(figures: Figures, missing: str) -> str:
+    parts = ["<h2>Memory against time</h2>"] if figures.compared else []
+    for comparison, picture in zip(figures.compared, figures.trade_offs, strict=True):
         caption = (
             "Further left and further down is better. Filled: no other point is better in both memory and time. "
             "Arrows: above the upper edge."
@@ -108,33 +129,37 @@ def _comparisons(compared: Sequence[Comparison], figures: Figures, missing: str)
 
 def _ended(comparison: Comparison) -> str:
     """A sentence that names the cells without a point in the picture."""
-    ended = [f"{cell.peer}{f' {cell.budget}' if cell.budget else ''} ({cell.status})" for cell in comparison.unmeasured]
+    ended = [
+        f"{cell.peer}{f' {cell.budget_text}' if cell.budget else ''} ({cell.status})" for cell in comparison.unmeasured
+    ]
     return f" Not drawn: {', '.join(ended)}." if ended else ""
 
 
 def _all_cells(compared: Sequence[Comparison]) -> str:
     if not compared:
         return ""
-    note = '<p class="note">Click a heading to sort. The table scrolls sideways.</p>'
-    return f"<h2>All cells</h2>\n{note}\n{cells_table(compared)}"
+    places = {one.where for one in compared}
+    where = f" All rows are of {escape(places.pop())}." if len(places) == 1 else ""
+    note = f'<p class="note">Click a heading to sort.{where}</p>'
+    return f"<h2>All rows</h2>\n{note}\n{cells_table(compared)}"
 
 
 def _prediction(run: Run, figures: Figures, missing: str) -> str:
     cells = cells_of_run(run)
     times, peaks = times_of(cells), peaks_of(cells)
-    if figures.prediction is None:
+    if not times and not peaks:
         return ""
     said = [errors_text(found, what) for found, what in ((times, "step times"), (peaks, "peaks")) if found]
     listed = "".join(f"<li>{escape(one)}</li>" for one in said)
     caption = "Points on the diagonal are as predicted. The grey band is 10 % to either side."
-    shown = "" if missing else _figure(figures.prediction, caption)
+    shown = "" if missing or figures.prediction is None else _figure(figures.prediction, caption)
     return f"<h2>Prediction against measurement</h2>\n<ul>{listed}</ul>\n{shown}"
 
 
 def _steps(run: Run, figures: Figures, missing: str) -> str:
     if not run.steps:
         return ""
-    opened = _opened(run)
+    opened = opened_steps(run, comparisons(run))
     drawn = {step.name for step in sorted(run.steps, key=lambda step: step.name not in opened)[:_DRAWN_STEPS]}
     parts = [
         _step(run, step, figures, is_drawn=not missing and step.name in drawn, is_open=step.name in opened)
@@ -147,19 +172,6 @@ def _steps(run: Run, figures: Figures, missing: str) -> str:
             "<code>vdnn report RUN --figures FOLDER</code> draws all.</p>"
         )
     return f"<h2>Steps</h2>\n{note}" + "\n".join(parts)
-
-
-def _opened(run: Run) -> set[str]:
-    """For each workload the step that the headline names, else the first step of vdnn, else the first step."""
-    named = {point.cell.step for point in named_points(comparisons(run))}
-    best: dict[str, tuple[int, str]] = {}
-    for step in run.steps:
-        cell = run.cell_of(step)
-        rank = 0 if step.name in named else 1 if cell is None or cell.is_vdnn else 2
-        workload = run.workload_of(step)
-        if workload not in best or rank < best[workload][0]:
-            best[workload] = rank, step.name
-    return {name for _, name in best.values()}
 
 
 def _step(run: Run, step: SavedStep, figures: Figures, *, is_drawn: bool, is_open: bool) -> str:

@@ -46,19 +46,22 @@ select { min-height: 40px; max-width: 100%; padding: 4px 8px; background: var(--
 .box { overflow-x: auto; max-width: 100%; border: 1px solid var(--grid); border-radius: 8px; margin: 10px 0; }
 table { border-collapse: collapse; width: 100%; font-size: 15px; line-height: 1.35;
   font-variant-numeric: tabular-nums; }
-th, td { padding: 7px 10px; text-align: left; vertical-align: top; overflow-wrap: normal; }
+th, td { padding: 7px 8px; text-align: left; vertical-align: top; overflow-wrap: normal; }
 td { border-top: 1px solid var(--grid); }
-td.number, th.number { text-align: right; white-space: nowrap; }
+td.number, th.number { text-align: right; }
+td.number { white-space: nowrap; }
+td.amounts, th.amounts { text-align: right; }
+td.amounts { white-space: pre; }
 td.short { white-space: nowrap; }
-td.long { min-width: 200px; }
-td.remark { min-width: 320px; }
-td.name { min-width: 104px; }
-th { white-space: nowrap; padding: 0; font-weight: 600; }
-th button { background: none; border: 0; padding: 9px 10px; width: 100%; text-align: inherit; cursor: pointer;
+td.long { min-width: 160px; }
+td.remark { min-width: 200px; }
+td.name { min-width: 96px; }
+th { vertical-align: bottom; padding: 0; font-weight: 600; }
+th button { background: none; border: 0; padding: 9px 8px; width: 100%; text-align: inherit; cursor: pointer;
   font-weight: 600; }
-th button::after { content: " \\2195"; color: var(--muted); }
-th[aria-sort=ascending] button::after { content: " \\2191"; color: var(--ink); }
-th[aria-sort=descending] button::after { content: " \\2193"; color: var(--ink); }
+th button::after { content: "\\a0\\2195"; color: var(--muted); }
+th[aria-sort=ascending] button::after { content: "\\a0\\2191"; color: var(--ink); }
+th[aria-sort=descending] button::after { content: "\\a0\\2193"; color: var(--ink); }
 tr.own td:nth-child(2) { font-weight: 600; color: var(--green); }
 .bad { color: var(--vermilion); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; margin: 8px 0; }
@@ -71,7 +74,6 @@ svg { display: block; width: 100%; height: auto; }
 .narrow { max-width: 520px; }
 @media (min-width: WIDE_FROMpx) {
   .wide { display: block; }
-  td.name { white-space: nowrap; }
   .narrow { display: none; }
   main { padding: 28px 24px 64px; }
   h1 { font-size: 32px; }

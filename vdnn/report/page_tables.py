@@ -22,7 +22,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`kind`: "number", "short" (never wrapped), "name", "long" or "remark"."""
+    """`kind`: "number", "amounts" (one per line), "short" (never wrapped), "wrapped", "name", "long", "remark"."""
 
     title: str
     kind: str
@@ -70,54 +70,67 @@ def milliseconds(time_ns: int | None, digits: int = 1) -> Entry:
     return Entry("") if time_ns is None else Entry(f"{time_ns / 1e6:.{digits}f} ms", time_ns)
 
 
-def percent(part: float | None, *, signed: bool = False) -> Entry:
-    return Entry("") if part is None else Entry(f"{100 * part:{'+' if signed else ''}.1f} %", round(part, 9))
+def percent(part: float | None, *, signed: bool = False, of: str = "") -> Entry:
+    return Entry("") if part is None else Entry(f"{of}{100 * part:{'+' if signed else ''}.1f} %", round(part, 9))
+
+
+def _amounts(first: Entry, second: Entry) -> Entry:
+    """Two amounts in one place, one below the other, sorted by the first."""
+    return Entry("\n".join(one.text for one in (first, second) if one.text), first.value)
 
 
 _CELL_COLUMNS = (
     Column("workload", "name"),
-    Column("peer", "short"),
-    Column("budget", "short"),
+    Column("peer", "name"),
+    Column("budget", "wrapped"),
     Column("of plain", "number"),
     Column("more time", "number"),
     Column("peak", "number"),
     Column("step", "number"),
     Column("stall", "number"),
-    Column("offloaded", "number"),
-    Column("reloaded", "number"),
-    Column("step vs predicted", "number"),
-    Column("peak vs predicted", "number"),
+    Column("offloaded, reloaded", "amounts"),
+    Column("off the prediction", "amounts"),
     Column("same gradients", "short"),
-    Column("device", "short"),
-    Column("status", "short"),
+    Column("device", "wrapped"),
     Column("remark", "remark"),
 )
+_ALWAYS = ("workload", "peer", "remark")
 
 
 def cells_table(compared: Sequence[Comparison]) -> str:
+    """A column that is empty in all rows is left out, and so is the device if all rows have the same."""
     rows = [_cell_row(comparison, cell) for comparison in compared for cell in comparison.in_order]
-    return table(_CELL_COLUMNS, rows, "all cells of the run", kind="box full")
+    same_device = len({one.where for one in compared}) == 1
+    shown = [
+        index
+        for index, column in enumerate(_CELL_COLUMNS)
+        if column.title in _ALWAYS
+        or (any(row.entries[index].text for row in rows) and not (column.title == "device" and same_device))
+    ]
+    narrowed = [Row(tuple(row.entries[index] for index in shown), row.workload, row.is_own) for row in rows]
+    return table([_CELL_COLUMNS[index] for index in shown], narrowed, "all rows of the run", kind="box full")
 
 
 def _cell_row(comparison: Comparison, cell: Cell) -> Row:
     same = "" if cell.identical is None else "yes" if cell.identical else "NO"
+    ended = "" if cell.status == "ok" else cell.status.replace("-", " ")
     entries = (
         words(comparison.name),
         words(cell.peer),
-        Entry(cell.budget or "", cell.budget_bytes or cell.budget or ""),
+        Entry(cell.budget_text, cell.budget_bytes or cell.budget or ""),
         percent(comparison.memory_share(cell)),
         percent(comparison.more_time(cell), signed=True),
         size(cell.peak_bytes),
         milliseconds(cell.step_ns),
         milliseconds(cell.stall_ns),
-        size(cell.to_host_bytes),
-        size(cell.to_device_bytes),
-        percent(_error(cell.step_ns, cell.predicted_step_ns), signed=True),
-        percent(_error(cell.peak_bytes, cell.predicted_peak_bytes), signed=True),
+        _amounts(size(cell.to_host_bytes), size(cell.to_device_bytes)),
+        _amounts(
+            percent(_error(cell.step_ns, cell.predicted_step_ns), signed=True, of="step "),
+            percent(_error(cell.peak_bytes, cell.predicted_peak_bytes), signed=True, of="peak "),
+        ),
         words(same),
         words(comparison.where),
-        words(cell.status.replace("-", " ")),
-        words(cell.said),
+        words(": ".join(part for part in (ended, cell.said) if part)),
     )
     return Row(entries, cell.workload, cell.is_vdnn)
 
@@ -134,7 +147,7 @@ _STORAGE_COLUMNS = (
     Column("copy time", "number"),
     Column("stall", "number"),
     Column("recompute time", "number"),
-    Column("shape", "short"),
+    Column("shape", "wrapped"),
 )
 
 

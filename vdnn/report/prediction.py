@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vdnn.report.cell import Cell
-from vdnn.report.drawing import Picture, Shape, quiet_axes, set_title
+from vdnn.report.drawing import Picture, Shape, plain_number, quiet_axes, set_title
 from vdnn.report.label_placement import Label, place_labels
 from vdnn.report.palette import BLUE, GREEN, MUTED, ORANGE, PURPLE, SKY, SURFACE, VERMILION, Look
 
@@ -62,7 +62,8 @@ def errors_text(predicted: Sequence[Predicted], what: str) -> str:
     worst = max(predicted, key=lambda one: abs(one.error))
     median = statistics.median(abs(one.error) for one in predicted)
     if not worst.error:
-        return f"{what}: all {len(predicted)} exactly as predicted"
+        count = "" if len(predicted) == 1 else f" in all {len(predicted)} rows"
+        return f"{what}: exactly as predicted{count}"
     name = f"{worst.cell.workload} {worst.cell.budget or worst.cell.peer}"
     return (
         f"{what}: median error {100 * median:.2f} % of {len(predicted)}, "
@@ -117,12 +118,15 @@ def _draw(figure: Any, shape: Shape, cells: Sequence[Cell]) -> None:
         place_labels(axes, labels, [(one.predicted, one.measured) for one in predicted])
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """Ticks at 1, 2 and 5 times the powers of ten, or at the powers alone if there are many decades."""
+def ticks_between(low: float, high: float) -> list[float]:
+    """Ticks at 1, 2 and 5 times the powers of ten, at the powers alone if there are many decades, and at more multiples
+    if the range is narrow."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1,) if len(decades) > 5 else (1, 2, 5)
-    found = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
-    return found if len(found) > 1 else [low * (high / low) ** part for part in (0.25, 0.75)]
+    for steps in ((1,) if len(decades) > 5 else (1, 2, 5), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)):
+        found = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
+        if len(found) > 1:
+            break
+    return found
 
 
 def _draw_panel(axes: Any, what: str, predicted: Sequence[Predicted], looks: dict[str, Look]) -> None:
@@ -150,8 +154,8 @@ def _draw_panel(axes: Any, what: str, predicted: Sequence[Predicted], looks: dic
     axes.set_aspect("equal", adjustable="box", anchor="W")
     ticker = importlib.import_module("matplotlib.ticker")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(ticker.FixedLocator(_ticks(low, high)))
-        axis.set_major_formatter(ticker.FuncFormatter(lambda number, _: f"{number:.3g}"))
+        axis.set_major_locator(ticker.FixedLocator(ticks_between(low, high)))
+        axis.set_major_formatter(ticker.FuncFormatter(lambda number, _: plain_number(number)))
         axis.set_minor_locator(ticker.NullLocator())
     axes.set_xlabel(f"predicted {what}")
     is_virtual = all(one.cell.clock == "virtual" for one in predicted)

@@ -53,7 +53,7 @@ class Run:
         if cell is None:
             return step.name
         batch = "" if cell.batch is None else f", batch {cell.batch}"
-        return f"{cell.workload}{batch}, {cell.peer}{f', budget {cell.budget}' if cell.budget else ''}"
+        return f"{cell.workload}{batch}, {cell.peer}{f', budget {cell.budget_text}' if cell.budget else ''}"
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:

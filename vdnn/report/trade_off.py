@@ -1,8 +1,8 @@
 """Draws memory against the time of a step, one picture for each comparison. Peers are points, vdnn is a curve.
 
 Both axes are relative to plain if it was measured, else they are in bytes and ms. A point that takes so much longer
-that the others would lie on one line is drawn at the upper edge, with its number. A point is filled if no other point
-is better in both memory and time, else hollow.
+that the others would lie on one line is drawn at the upper edge, with its name and its number above. A point is filled
+if no other point is better in both memory and time, else hollow.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from vdnn.report.palette import MUTED, SURFACE, Look, Shade, looks_of
 _TALLEST = 4.0  # times the median of the extra times: a point above that is drawn at the edge
 _TALLEST_TIME = 2.0  # without plain: times the median of the times
 _LEAST_SPAN = 0.12  # of the axis of time, relative
+_SAME_POINT = 0.012  # of both axes: nearer points have one label
+_ARROW, _ROW, _LABEL_GAP = 17, 16, 6  # points: an arrow above the edge, a row of labels there, from arrow to label
 
 
 class _Spot(NamedTuple):
@@ -76,14 +78,16 @@ def _draw(figure: Any, shape: Shape, comparison: Comparison, looks: dict[str, Lo
     spots = [_spot(comparison, cell, scale) for cell in comparison.measured]
     quiet_axes(axes)
     _set_axes(axes, comparison, scale, spots)
-    curves = _draw_spots(axes, spots, looks)
+    curves = _draw_spots(axes, spots, looks, has_arrows=shape.is_narrow)
     _write_around(figure, shape, comparison)
     if shape.is_narrow:
         entries = [_entry(spots, peer, looks[peer]) for peer in dict.fromkeys(one.cell.peer for one in spots)]
         figure.legend(handles=entries, loc="outside lower left", alignment="left", handlelength=1.2, borderaxespad=0)
         return
     level = [[(0.0, 0.0), (axes.get_xlim()[1], 0.0)]] if scale.is_relative else []
-    place_labels(axes, _labels(spots, looks), lines=[*curves, *level])
+    _name_above(axes, [spot for spot in spots if spot.is_off], looks)
+    hidden = [(spot.x, spot.y) for spot in spots if spot.is_off]
+    place_labels(axes, _labels(axes, spots, looks), hidden, lines=[*curves, *level])
 
 
 def _scale(comparison: Comparison) -> _Scale:
@@ -131,7 +135,7 @@ def _unbeaten(spots: Sequence[_Spot]) -> set[int]:
     }
 
 
-def _draw_spots(axes: Any, spots: Sequence[_Spot], looks: dict[str, Look]) -> list[list[Point]]:
+def _draw_spots(axes: Any, spots: Sequence[_Spot], looks: dict[str, Look], *, has_arrows: bool) -> list[list[Point]]:
     """Draw the spots and the curves. Returns the curves, for labels to avoid."""
     curves = []
     for peer in dict.fromkeys(spot.cell.peer for spot in spots if spot.cell.is_vdnn):
@@ -154,33 +158,80 @@ def _draw_spots(axes: Any, spots: Sequence[_Spot], looks: dict[str, Look]) -> li
             clip_on=False,
             zorder=4,
         )
-        if spot.is_off:
-            _draw_arrow(axes, spot.x, look.shade)
+        if spot.is_off and has_arrows:
+            _draw_arrow(axes, spot.x, look.shade, _ARROW)
     return curves
 
 
-def _draw_arrow(axes: Any, x: float, shade: Shade) -> None:
+def _draw_arrow(axes: Any, x: float, shade: Shade, length: float) -> None:
     axes.annotate(
         "",
         (x, 1),
         xycoords=("data", "axes fraction"),
-        xytext=(0, 17),
+        xytext=(0, length),
         textcoords="offset points",
         arrowprops={"arrowstyle": "<-", "color": shade.light, "linewidth": 1.6, "shrinkB": 4},
     )
 
 
-def _labels(spots: Sequence[_Spot], looks: dict[str, Look]) -> list[Label]:
-    """Labels with the names of peers and the budgets of vdnn's points. The longest, with vdnn's name, comes first."""
+def _name_above(axes: Any, spots: Sequence[_Spot], looks: dict[str, Look]) -> None:
+    """Draw the arrow and the name of each spot above the upper edge. A name that reaches over the next arrow to its
+    right stands a row higher than that one's, so that no name lies on another or is crossed."""
+    figure = axes.figure
+    figure.draw_without_rendering()  # lays the figure out, for the places of the arrows
+    scale = figure.dpi / 72
+    placed: list[tuple[float, int]] = []  # the place of the arrow in pixels, and the row of its name
+    for spot in sorted(spots, key=lambda one: one.x, reverse=True):
+        shade = looks[spot.cell.peer].shade
+        text = axes.annotate(
+            f"{_name_of(spot, is_named=True)}, {_time_of(spot)}",
+            (spot.x, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 0),
+            textcoords="offset points",
+            color=shade.light,
+        )
+        at = float(axes.transData.transform((spot.x, spot.y))[0])
+        end = at + text.get_window_extent(figure.canvas.get_renderer()).width + 2 * _LABEL_GAP * scale
+        row = max((1 + other for x, other in placed if x - _LABEL_GAP * scale < end), default=0)
+        text.set_position((_LABEL_GAP, _ARROW + _ROW * row - 4))
+        _draw_arrow(axes, spot.x, shade, _ARROW + _ROW * row + 4)
+        placed.append((at, row))
+
+
+def _name_of(spot: _Spot, *, is_named: bool) -> str:
+    cell = spot.cell
+    if not cell.is_vdnn or not cell.budget:
+        return cell.peer
+    if not is_named:
+        return cell.budget_text
+    if cell.budget.startswith("="):
+        return f"{cell.peer} at the {cell.budget_text}"
+    return f"{cell.peer}, {'least budget' if cell.budget == 'min' else f'budget {cell.budget_text}'}"
+
+
+def _labels(axes: Any, spots: Sequence[_Spot], looks: dict[str, Look]) -> list[Label]:
+    """Labels of the spots in the axes: names of peers, budgets of vdnn's points. The longest, with vdnn's name, is
+    first. Peers at one point have one label."""
     labels = []
     named = _named_spots(spots)
-    for spot in sorted(spots, key=lambda one: (one not in named, one.cell.is_vdnn, not one.is_off, one.x)):
-        cell, text = spot.cell, spot.cell.peer
-        if cell.is_vdnn and cell.budget:
-            text = f"{cell.peer}, budget {cell.budget}" if spot in named else cell.budget
-        if spot.is_off:
-            text = f"{text}, {_time_of(spot)}"
-        labels.append(Label(text, spot.x, spot.y, looks[cell.peer].shade))
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    seen: list[_Spot] = []
+    for spot in sorted(spots, key=lambda one: (one not in named, one.cell.is_vdnn, not one.cell.is_plain, one.x)):
+        if spot.is_off or spot in seen:
+            continue
+        near = [spot]
+        if not spot.cell.is_vdnn:
+            near += [
+                other
+                for other in spots
+                if not (other is spot or other.cell.is_vdnn or other.is_off or other in seen)
+                and abs(other.x - spot.x) < _SAME_POINT * (right - left)
+                and abs(other.y - spot.y) < _SAME_POINT * (high - low)
+            ]
+        seen += near
+        text = ", ".join(_name_of(one, is_named=one in named) for one in near)
+        labels.append(Label(text, spot.x, spot.y, looks[spot.cell.peer].shade))
     return labels
 
 
@@ -219,14 +270,19 @@ def _legend_rows(comparison: Comparison) -> int:
 
 
 def _write_around(figure: Any, shape: Shape, comparison: Comparison) -> None:
-    """Write the title above, and below the cells that have no point in the picture."""
+    """Write the title above, and below the peers that have no point in the picture."""
     set_title(figure, shape, f"{comparison.name} on {comparison.where}")
+    drawn = {cell.peer for cell in comparison.measured}
     ended: dict[str, list[str]] = {}
     for cell in comparison.unmeasured:
-        name = f"{cell.peer} {cell.budget}" if cell.budget else cell.peer
-        ended.setdefault(cell.status.replace("-", " "), []).append(name)
+        if cell.peer not in drawn:  # the curve of vdnn ends where no smaller budget can be met
+            ended.setdefault(cell.status.replace("-", " "), []).append(cell.peer)
     if ended and shape.has_title and not shape.is_narrow:  # a page says it below
-        said = "; ".join(f"{status}: {', '.join(peers)}" for status, peers in ended.items())
+        said = "; ".join(f"{status}: {', '.join(dict.fromkeys(peers))}" for status, peers in ended.items())
         figure.supxlabel(
-            "\n".join(textwrap.wrap(said, 110)), x=0.01, ha="left", color=MUTED.light, fontsize=FONT_POINTS
+            "\n".join(textwrap.wrap(f"Not drawn: {said}", 110)),
+            x=0.01,
+            ha="left",
+            color=MUTED.light,
+            fontsize=FONT_POINTS,
         )
