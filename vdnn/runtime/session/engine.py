@@ -39,6 +39,7 @@ from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.runtime.torch_internals.tensor_kinds import storage_of
 from vdnn.runtime.training_state.optimizer_state import OptimizerState
 from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
+from vdnn.runtime.training_state.state_room import StateRoom
 from vdnn.user_warnings import warn
 
 _Given = ParamSpec("_Given")
@@ -88,12 +89,20 @@ class Engine:
         self._options = options
         self.transports = Transports(_weakly(self._open_transport))
         self.modules = ModuleWatch(marked_modules, _weakly(self._call_begins))
+        self.optimizer_states: weakref.WeakSet[OptimizerState] = weakref.WeakSet()  # that have memory here
+        self.state_room = StateRoom(self._managed_states)
         self._checked_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         saves_of_steps: list[weakref.ref[Saves]] = []  # the steps evict by the saves, which need the steps
         self.steps: Steps = (
             UnwatchedSteps(_weakly(self.compare_hashes), recomputes=self.policy.recomputes)
             if options.steps is None
-            else StepWatch(options.steps, self.modules, _weakly(self.compare_hashes), _evict_by(saves_of_steps))
+            else StepWatch(
+                options.steps,
+                self.modules,
+                _weakly(self.compare_hashes),
+                _evict_by(saves_of_steps),
+                self.state_room.leave,
+            )
         )
         self.tolerance = Tolerance(options.tolerance)
         self.rechecks = Rechecks(options.recheck, failed=self.steps.forget_stored_plans)
@@ -103,7 +112,6 @@ class Engine:
             saves, options.min_bytes, self.modules, self.tolerance, self.rechecks, self.parameter_saves
         )
         saves_of_steps.append(weakref.ref(saves))
-        self.optimizer_states: weakref.WeakSet[OptimizerState] = weakref.WeakSet()  # that have memory here
         self._passes_cpu = False  # tensors on the CPU, which no device of this session takes
         self.is_closed = False
         self.has_warned = False
@@ -260,6 +268,16 @@ class Engine:
         self.optimizer_steps += 1
         with self.saves.lock:
             self.steps.optimizer_stepped(optimizer)
+            if self.steps.is_planning:
+                self.state_room.stepped(self.steps)
+
+    def _managed_states(self) -> list[OptimizerState]:
+        """Those that sessions manage now."""
+        return [state for state in self.optimizer_states if state.owner is not None]
+
+    def state_stays(self, parameter: torch.Tensor) -> bool:
+        """True if the state of `parameter` has room on the device."""
+        return id(parameter) in self.state_room.staying
 
     def _trains_here(self, optimizer: torch.optim.Optimizer) -> bool:
         # A GPU's backward and its hooks run on threads of their own. There, look for a parameter of this session.

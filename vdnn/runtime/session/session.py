@@ -167,7 +167,13 @@ class Session(contextlib.ContextDecorator):
         """Manages the state of the session's optimizers and the parameters of its model, all or none."""
         with contextlib.ExitStack() as managed:
             for state in self._optimizer_states:
-                state.managed_by(self, engine.transport_for, self._options.min_bytes, on_cpu=self._steps_on_cpu)
+                state.managed_by(
+                    self,
+                    engine.transport_for,
+                    self._options.min_bytes,
+                    on_cpu=self._steps_on_cpu,
+                    stays=engine.state_stays,
+                )
                 managed.callback(state.left)
                 engine.optimizer_states.add(state)
                 if self._has_gradients:
@@ -256,6 +262,8 @@ class Session(contextlib.ContextDecorator):
         recipe_lines = engine.tolerance.lines() + engine.rechecks.lines()
         for state in self._optimizer_states:
             recipe_lines += state.lines()
+        if self._optimizer_states and engine.state_room.line:
+            recipe_lines.append(engine.state_room.line)
         if self._parameters is not None:
             recipe_lines += self._parameters.lines()
         return session_report(self._asked_for(), self.counters, engine.transports.opened(), engine.steps, recipe_lines)

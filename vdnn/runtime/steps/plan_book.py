@@ -35,7 +35,7 @@ from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.step.lower_estimate import lower_estimate
-from vdnn.step.made_steps import first_point, first_save, with_recomputes_of, with_resident
+from vdnn.step.made_steps import first_point, first_save, with_more_resident, with_recomputes_of, with_resident
 from vdnn.step.plan import Plan
 from vdnn.step.plan_use import PlanUse
 from vdnn.step.recording import Recording, SaveKey
@@ -46,6 +46,7 @@ _MOST_KINDS = 8
 # Steps that are recorded after one that differed from its plan and exceeded the budget: the program may take turns.
 _RECORDED_MISFITS = 2
 _MOST_UNFORESEEN = 8  # a share of the budget
+_MOST_COMPARED = 3  # plans that are made to predict steps with more memory resident: of the steps that came most often
 _REMEMBERED = 24  # kinds of the last steps, for the next run
 
 
@@ -85,6 +86,7 @@ class PlanBook:
         self.tally = StepTally()
         self._made_before = 0  # at the last call of take_host_bytes()
         self._made_when_ended = 0  # when the step before ended
+        self._was_last_quiet = False  # no plan was made in the last step
         self._made_when_stored = 0
         self._restored = 0  # rungs of earlier runs
         self._asked_for: set[Begin] = set()  # of steps for which the store was asked
@@ -126,6 +128,39 @@ class PlanBook:
     def _latest_rung(self) -> Rung | None:
         maker = self._maker
         return None if maker is None else next((one for one in self.rungs if one.executor is maker.latest), None)
+
+    # With more memory resident, such as an optimizer's state.
+
+    @property
+    def are_settled(self) -> bool:
+        """True if the last step made no plan, and plans that vdnn made for good serve all kinds of steps."""
+        rungs = [ladder.rungs[-1] for ladder in self._ladders.values() if ladder.rungs]
+        return self._was_last_quiet and bool(rungs) and not any(rung.is_provisional for rung in rungs)
+
+    def fits_with(self, more_bytes: int) -> bool:
+        """True if every step that has a plan could have one with so many more bytes resident."""
+        planner = self._planner
+        return planner is not None and all(
+            planner.is_feasible(with_more_resident(rung.recording, more_bytes)) for rung in self.rungs
+        )
+
+    def predicted_ns(self, more_bytes: int) -> int | None:
+        """The mean time of the steps that plans serve, with so many more bytes resident. None if that does not fit."""
+        planner, total_ns, steps = self._planner, 0.0, 0
+        followed = sorted((one for one in self.rungs if one.steps), key=lambda one: one.steps)[-_MOST_COMPARED:]
+        if planner is None or not self.fits_with(more_bytes):
+            return None
+        for rung in followed:
+            slowdown = rung.slowdown
+            if more_bytes:
+                recording = with_more_resident(rung.recording, more_bytes)
+                try:
+                    slowdown = planner.planned(recording, rung.timeline, rung.tightened_bytes).slowdown
+                except VdnnError:
+                    return None
+            total_ns += rung.steps * slowdown * rung.recording.kept_ns
+            steps += rung.steps
+        return round(total_ns / steps) if steps else None
 
     @property
     def use(self) -> PlanUse | None:
@@ -267,7 +302,8 @@ class PlanBook:
             self._kinds.ended(keys.begin, keys.kind)
             self._order.append((keys.begin, keys.kind))
             self.tally.ended(keys.first, self._ladders.get(keys.kind))
-            if self.tally.changes == self._made_when_ended:
+            self._was_last_quiet = self.tally.changes == self._made_when_ended
+            if self._was_last_quiet:
                 self.store()
             self._made_when_ended = self.tally.changes
 

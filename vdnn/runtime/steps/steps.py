@@ -148,8 +148,11 @@ class StepWatch:
         modules: ModuleWatch,
         on_step_end: Callable[[], None],
         offload: Callable[[ManagedStorage], None],
+        free_state: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`free_state` makes the optimizers' state leave the device, and returns the bytes that this frees."""
         self.options = options
+        self._free_state = free_state
         self.recomputes = options.recomputes
         self.codecs = options.codecs
         self._on_step_end = on_step_end
@@ -188,6 +191,26 @@ class StepWatch:
     @property
     def stored_lines(self) -> list[str]:
         return self._plans.stored_lines
+
+    # What the optimizers' state asks.
+    @property
+    def is_planning(self) -> bool:
+        return self._plans.is_planning
+
+    @property
+    def are_plans_settled(self) -> bool:
+        return self._plans.are_settled
+
+    @property
+    def steps_over_budget(self) -> int:
+        return self.budget.over.total()
+
+    def predicted_ns(self, more_bytes: int) -> int | None:
+        """The mean time of the steps that plans serve, with so many more bytes resident. None if that does not fit."""
+        return self._plans.predicted_ns(more_bytes)
+
+    def fits_with(self, more_bytes: int) -> bool:
+        return self._plans.fits_with(more_bytes)
 
     @property
     def first_difference(self) -> str | None:
@@ -559,10 +582,24 @@ class StepWatch:
         self._resident_bytes = min(self._resident_bytes, now_bytes)
         if self.transport is not None:
             self._plans.restore(step.keys, self._modules, self.transport)
-        try:
-            movable_bytes, other_bytes = self._guards.earlier.bytes
+        movable_bytes, other_bytes = self._guards.earlier.bytes
+
+        def choose() -> Executor | None:
             self._plans.require_foreseen_fit(step.keys, self._resident_bytes - movable_bytes, other_bytes)
-            executor = step.executor = self._plans.choose(step.keys, now_bytes - movable_bytes)
+            return self._plans.choose(step.keys, now_bytes - movable_bytes)
+
+        try:
+            try:
+                executor, refusal = choose(), None
+            except VdnnError as error:
+                executor, refusal = None, error
+            freed_bytes = 0 if executor is not None or not self._plans.is_planning else self._free_state()
+            if freed_bytes:  # see [Note: State leaves again] in state_room.py
+                self._resident_bytes, now_bytes = self._resident_bytes - freed_bytes, now_bytes - freed_bytes
+                executor, refusal = choose(), None
+            if refusal is not None:
+                raise refusal
+            step.executor = executor
         except VdnnError:
             step.was_refused()
             raise
@@ -618,7 +655,8 @@ class UnwatchedSteps:
     With `recomputes`, every storage is recomputed that can be; the policy decides about the others.
     """
 
-    is_watching = False
+    is_watching = is_planning = are_plans_settled = False
+    steps_over_budget = 0
     looks_for_recomputes = False
     codecs = LOSSLESS
     settling = budget = gauges = recording = plan = plan_use = timeline = first_difference = save_key = None
@@ -634,6 +672,13 @@ class UnwatchedSteps:
 
     def predicted(self) -> None:
         """Nothing was planned."""
+
+    def predicted_ns(self, more_bytes: int) -> int | None:
+        """Nothing was planned."""
+
+    def fits_with(self, more_bytes: int) -> bool:
+        """There is no budget."""
+        return True
 
     def store_plans(self) -> None:
         """There are none."""

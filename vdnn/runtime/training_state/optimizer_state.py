@@ -66,6 +66,7 @@ class OptimizerState:
         self._entries = 0
         self._transport_for: TransportFor | None = None
         self._min_bytes = 0
+        self._stays: Callable[[torch.Tensor], bool] = lambda _: False
         self._copies: dict[torch.device, StateCopies] = {}
         self._hosts: dict[int, HostTensor] = {}  # by id of the tensor, which the value holds
         self._held: dict[int, dict[str, int]] = {}  # bytes that the program holds as well, by parameter's id and name
@@ -84,8 +85,17 @@ class OptimizerState:
 
     # Sessions.
 
-    def managed_by(self, session: object, transport_for: TransportFor, min_bytes: int, *, on_cpu: bool = False) -> None:
-        """`session` manages the state from now on: what there is leaves the device. `on_cpu`: it steps on the CPU."""
+    def managed_by(
+        self,
+        session: object,
+        transport_for: TransportFor,
+        min_bytes: int,
+        *,
+        on_cpu: bool = False,
+        stays: Callable[[torch.Tensor], bool] = lambda _: False,
+    ) -> None:
+        """`session` manages the state from now on: what there is leaves the device. `on_cpu`: it steps on the CPU.
+        `stays`: True for a parameter whose state has room on the device."""
         optimizer = self.optimizer
         if self.owner is not None and self.owner is not session:
             raise VdnnError(
@@ -93,7 +103,7 @@ class OptimizerState:
                 "manages the state of an optimizer at a time: give optimizer= to one of them."
             )
         self.owner, self._entries = session, self._entries + 1
-        self._transport_for, self._min_bytes = transport_for, min_bytes
+        self._transport_for, self._min_bytes, self._stays = transport_for, min_bytes, stays
         self.moved.on_cpu = on_cpu
         try:
             if self._undo is None:
@@ -214,7 +224,10 @@ class OptimizerState:
         if self.moved.on_cpu:
             return parameter.nbytes + gradient.nbytes
         away_bytes = self.gradients.bytes_of(parameter) + (parameter.nbytes if is_managed(parameter) else 0)
-        if optimizer.state.get(parameter):
+        state = optimizer.state.get(parameter)
+        if state and self._stays(parameter):  # slices are as if it moved: a step needs memory of its own for a slice
+            return away_bytes + bytes_of(place.tensor for place in movable(state, parameter, self._min_bytes))
+        if state:
             return away_bytes + bytes_of(place.tensor for place in self._at_host(optimizer, parameter))
         return away_bytes + bytes_of_first_state(parameter, self._min_bytes)
 
@@ -329,6 +342,24 @@ class OptimizerState:
         opened = [copies.transport for copies in (*self._copies.values(), *self.gradients.copies.opened())]
         return any(one in transports for one in (*opened, *(host.transport for host in self._hosts.values())))
 
+    # For the room that it takes, see state_room.py.
+
+    def bytes_away(self) -> list[tuple[int, int]]:
+        """Each parameter with state on the host: its id, and the bytes."""
+        optimizer = self.optimizer
+        found = [
+            (id(one), bytes_of(place.tensor for place in self._at_host(optimizer, one)))
+            for one in parameters_of(optimizer)
+        ]
+        return [(identity, nbytes) for identity, nbytes in found if nbytes]
+
+    def crossed(self) -> tuple[int, int]:
+        """The bytes that have crossed the link in all steps, and the time that compute has waited for them."""
+        return self.moved.to_device_bytes + self.moved.to_host_bytes, self.moved.waited_ns
+
+    def may_stay(self) -> bool:
+        return self.deferral is None and not self.moved.on_cpu
+
     # The step.
 
     def _step(self, own_step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -390,6 +421,8 @@ class OptimizerState:
         hosts: list[HostTensor] = []
         transport = copies.transport
         for parameter in parameters:
+            if self._stays(parameter):
+                continue
             held: dict[str, int] = {}
             for place in movable(optimizer.state.get(parameter), parameter, self._min_bytes):
                 if id(place.tensor) in self._hosts:

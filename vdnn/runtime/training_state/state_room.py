@@ -1,0 +1,141 @@
+"""Decides how much of the state of a session's optimizers stays on the device: as much as makes the step shortest.
+
+State that leaves makes each step wait for its copies. State that stays takes room from the activations, whose plan then
+moves more. So once the plans of a session have settled, the step is predicted for several shares of the state that
+stay, and the best of them is taken: its state stays from the next step of the optimizer on, and the plans are made for
+the room that is left.
+
+[Note: State leaves again] What stays was decided for the steps that were known. A step that no plan serves, or that
+would not fit, gets all of it: it leaves at once, and for the rest of the session. So does that of a session that
+exceeded its budget by it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
+
+from vdnn.bytesize import format_bytes
+
+logger = logging.getLogger("vdnn")
+_PARTS = 4  # of the state that could stay, which are compared
+
+
+class PlannedSteps(Protocol):
+    """The plans of a session."""
+
+    @property
+    def are_plans_settled(self) -> bool: ...
+    @property
+    def steps_over_budget(self) -> int: ...
+    def predicted_ns(self, more_bytes: int) -> int | None:
+        """The mean time of a step with so many more bytes on the device all the time. None if that does not fit."""
+
+    def fits_with(self, more_bytes: int) -> bool: ...
+
+
+class State(Protocol):
+    """The state of one optimizer that a session manages."""
+
+    def bytes_away(self) -> list[tuple[int, int]]:
+        """Each parameter with state on the host: its id, and the bytes."""
+
+    def crossed(self) -> tuple[int, int]:
+        """The bytes that have crossed the link in all steps, and the time in ns that compute has waited for them."""
+
+    def may_stay(self) -> bool: ...
+    def take_out(self) -> None: ...
+
+
+class StateRoom:
+    """The state of the optimizers of one engine. `staying` are the ids of the parameters whose state stays."""
+
+    def __init__(self, states: Callable[[], Iterable[State]]) -> None:
+        self.staying: set[int] = set()
+        self.line = ""  # for the report
+        self._states = states
+        self._is_over = False  # it was decided for good
+        self._crossed: tuple[int, int] | None = None  # when an optimizer last stepped
+        self._over_before = 0
+
+    def stepped(self, steps: PlannedSteps) -> None:
+        """Called behind each step of an optimizer."""
+        if self.staying and steps.steps_over_budget > self._over_before:
+            self.leave()
+        if self._is_over or self.staying:
+            return
+        states = list(self._states())
+        now = tuple(map(sum, zip(*(state.crossed() for state in states), strict=True))) if states else (0, 0)
+        before, self._crossed = self._crossed, (now[0], now[1])
+        if before is None or now[0] <= before[0] or not steps.are_plans_settled:
+            return
+        if not all(state.may_stay() for state in states):
+            self._is_over = True
+            return
+        self._decide([one for state in states for one in state.bytes_away()], before, now, steps)
+
+    def _decide(
+        self,
+        away: Collection[tuple[int, int]],
+        before: tuple[int, int],
+        now: tuple[int, ...],
+        steps: PlannedSteps,
+    ) -> None:
+        """The parameters that are stepped first keep their state: while they are, that of others comes."""
+        self._is_over = True
+        waits = (now[1] - before[1]) / (now[0] - before[0])  # ns a byte
+        whole = sum(nbytes for _, nbytes in away)
+
+        def time_ns(kept: int) -> float | None:
+            predicted = steps.predicted_ns(kept)  # with the waits of a step in which all state moves
+            return None if predicted is None else predicted - waits * 2 * kept
+
+        fitting = whole if steps.fits_with(whole) else _most(lambda kept: steps.fits_with(kept), whole)
+        shares = sorted({_up_to(away, fitting * part // _PARTS)[1] for part in range(_PARTS + 1)})
+        times = {kept: found for kept in shares if (found := time_ns(kept)) is not None}
+        if 0 not in times:
+            return
+        best = min(times, key=lambda kept: (times[kept], kept))
+        self.staying, _ = _up_to(away, best)
+        if not self.staying:
+            return
+        self._is_over = False
+        self._over_before = steps.steps_over_budget
+        self.line = (
+            f"  {format_bytes(best)} of the optimizers' state stay on the device: a step is predicted to take "
+            f"{times[best] / 1e6:.2f} ms, and {times[0] / 1e6:.2f} ms if all of it left"
+        )
+
+    def leave(self) -> int:
+        """All state leaves the device, now and in later steps. Returns the bytes that it had there."""
+        if not self.staying:
+            return 0
+        self._is_over = True
+        self.staying = set()
+        self.line = "  all of the optimizers' state leaves the device again: a step needed the room"
+        logger.info("vdnn:%s", self.line)
+        states = list(self._states())
+        before = sum(nbytes for state in states for _, nbytes in state.bytes_away())
+        for state in states:
+            state.take_out()
+        return sum(nbytes for state in states for _, nbytes in state.bytes_away()) - before
+
+
+def _up_to(away: Iterable[tuple[int, int]], limit_bytes: int) -> tuple[set[int], int]:
+    """The first parameters whose state has at most so many bytes, and the bytes."""
+    found, total = set(), 0
+    for identity, nbytes in away:
+        if total + nbytes <= limit_bytes:
+            found.add(identity)
+            total += nbytes
+    return found, total
+
+
+def _most(fits: Callable[[int], bool], whole: int) -> int:
+    """The most bytes that fit, to a hundredth of `whole`."""
+    low, high = 0, whole
+    while high - low > max(1, whole // 100):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
