@@ -17,6 +17,7 @@ under a plan or the guard.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from vdnn.errors import BudgetError, VdnnError
@@ -214,9 +215,13 @@ class PlanBook:
         if self._store is not None:
             self._store.forget()
 
-    def choose(self, keys: SaveKeys, allocated_bytes: int) -> Executor | None:
+    def choose(
+        self, keys: SaveKeys, allocated_bytes: int, free_state: Callable[[], int] = lambda: 0
+    ) -> Executor | None:
         """The executor for the step of which `keys` has the first save; None if the step follows no plan. All steps
-        follow a plan that the user gave; steps that differ from it report how. `allocated_bytes` are allocated now."""
+        follow a plan that the user gave; steps that differ from it report how. `allocated_bytes` are allocated now.
+        `free_state` is called if no plan is for this step with what is allocated: see [Note: State leaves again] in
+        state_room.py. It returns the bytes that it frees."""
         if self._given is not None:
             return self._given
         first, begin, maker = keys.first, keys.begin, self._maker
@@ -240,8 +245,11 @@ class PlanBook:
         self.records_step = is_new or rung is None or ladder.records_all or ladder.recorded.learns_from(first)
         if rung is None and (ladder.is_far_below(first) or ladder.recorded.is_of_warm_up):
             return None
+        is_served = rung is not None
         if rung is None:
             rung = ladder.rungs[-1]
+        if not is_served or not maker.can_hold(rung, allocated_bytes):
+            allocated_bytes -= free_state()
         rung.misfit_steps = max(0, rung.misfit_steps - 1)
         self.records_step |= rung.is_provisional or rung.is_misfit
         self.records_step |= ladder.deserves_own(rung, first) and maker.may_improve

@@ -19,7 +19,7 @@ from vdnn.planning.planned_step import PlannedStep
 from vdnn.runtime.steps.executor import Executor, Occupancy
 from vdnn.runtime.steps.size_model import RecordedSizes
 from vdnn.step.forms import is_within
-from vdnn.step.made_steps import first_save
+from vdnn.step.made_steps import first_point, first_save
 from vdnn.step.plan import Action
 from vdnn.step.plan_use import Followed, PlanUse, SizePlan, StepCount
 from vdnn.step.recording import Recording, SaveKey
@@ -67,11 +67,13 @@ class Rung:
         self.is_over_somewhere = False  # no plan met the budget with what was resident
         self.is_stored = False  # an earlier run made it
         self._served: list[SaveKey] = []  # first saves of larger steps that it served
+        self._roomier: tuple[Recording, PlannedStep] | None = None  # before more was resident
+        self._planned = planned
         self.follow(recording, planned)
 
     def follow(self, recording: Recording, planned: PlannedStep) -> None:
         """From now on its steps follow this plan. What the planner predicts of them is remembered."""
-        self.recording = recording
+        self.recording, self._planned = recording, planned
         self._least_bytes: int | None = None
         lifetimes = planned.plan.lifetimes
         followed = planned.followed
@@ -83,6 +85,21 @@ class Rung:
         self.executor = Executor(planned.plan, occupancy)
         self.slowdown = planned.slowdown
         self.peak_bytes = planned.timeline.peak_bytes
+
+    def follow_with_less_room(self, recording: Recording, planned: PlannedStep) -> None:
+        """The same while more is resident than when its step was recorded."""
+        roomier = self._roomier or (self.recording, self._planned)
+        self.follow(recording, planned)
+        self._roomier = roomier
+
+    def follow_with_room_again(self, allocated_bytes: int) -> bool:
+        """Follows its plan of before, if what was resident then is gone: `allocated_bytes` are allocated at the first
+        save. False if that plan is not for so many."""
+        if self._roomier is None or allocated_bytes > first_point(self._roomier[0]).allocated_bytes:
+            return False
+        (recording, planned), self._roomier = self._roomier, None
+        self.follow(recording, planned)
+        return True
 
     def least_bytes(self, resident_bytes: int) -> int:
         """The smallest budget of its step, if so much is allocated when that begins."""

@@ -221,6 +221,15 @@ class PlanMaker:
                 use(rung)
                 return
 
+    def can_hold(self, rung: Rung, allocated_bytes: int) -> bool:
+        """True if a plan for this rung meets the budget where so much is allocated at the first save."""
+        recording = rung.recording
+        budget_bytes = self.planner.fixed_bytes(recording.device_bytes)
+        more_bytes = allocated_bytes - first_point(recording).allocated_bytes
+        if budget_bytes is None or more_bytes <= 0 or rung.peak_bytes + more_bytes <= budget_bytes:
+            return True
+        return self.planner.is_feasible(with_more_resident(recording, more_bytes))
+
     def make_room(self, rung: Rung, allocated_bytes: int) -> None:
         """Plans a rung again if more is allocated at the first save than when its step was recorded, such as another
         optimizer's state, and the plan would exceed the budget by it. If no plan meets the budget then, it is planned,
@@ -229,12 +238,14 @@ class PlanMaker:
         recording = rung.recording
         budget_bytes = self.planner.fixed_bytes(recording.device_bytes)
         more_bytes = allocated_bytes - first_point(recording).allocated_bytes
+        if more_bytes < 0 and rung.follow_with_room_again(allocated_bytes):
+            self.latest = rung.executor
         if budget_bytes is None or more_bytes <= 0 or rung.peak_bytes + more_bytes <= budget_bytes:
             return
         now = with_more_resident(recording, more_bytes)
         where_possible = not (rung.is_over_somewhere or self.planner.is_feasible(now))
         rung.is_over_somewhere |= where_possible
-        self._plan_again(rung, now, where_possible=where_possible)
+        self._plan_again(rung, now, rung.follow_with_less_room, where_possible=where_possible)
 
     def leave_room(self, rung: Rung) -> None:
         """Plans a rung again, once, with more of the budget free. Some storages of a step that followed it were larger
@@ -242,7 +253,7 @@ class PlanMaker:
         free_bytes = int(_FREE_OF_UNBALANCED * self.planner.budget_bytes(rung.recording))
         if rung.tightened_bytes < free_bytes:
             rung.tightened_bytes = free_bytes
-            self._plan_again(rung, rung.recording)
+            self._plan_again(rung, rung.recording, rung.follow)
 
     def tighten(self, rung: Rung, peak_bytes: int, resident_bytes: int) -> None:
         """Plans a rung again if a step that followed it took more than the budget: for that much less, or for the
@@ -268,16 +279,23 @@ class PlanMaker:
         rung.tightenings += 1
         rung.tightened_bytes = tightened_bytes
         _warn_tightened(rung, peak_bytes, over_bytes)
-        self._plan_again(rung, recording)
+        self._plan_again(rung, recording, rung.follow)
 
-    def _plan_again(self, rung: Rung, recording: Recording, *, where_possible: bool = False) -> None:
+    def _plan_again(
+        self,
+        rung: Rung,
+        recording: Recording,
+        follow: Callable[[Recording, PlannedStep], None],
+        *,
+        where_possible: bool = False,
+    ) -> None:
         """If no plan takes so little, the old one stays, which takes less than none."""
         with contextlib.suppress(VdnnError), self._planning():
             planned = self.planner.planned(
                 recording, rung.timeline, rung.tightened_bytes, where_possible=where_possible
             )
             self._tally.made_again()
-            rung.follow(recording, planned)
+            follow(recording, planned)
             self.latest = rung.executor
             self._look_for_better(rung)
 

@@ -71,6 +71,9 @@ class _KnownKeys:
         return alike
 
 
+Opening = tuple[SaveKey, Begin]  # the first save of a step, and how it begins
+
+
 class _Begun(NamedTuple):
     """The first save of a step, and the key, the begin and the kind that it gives the step."""
 
@@ -97,6 +100,10 @@ class SaveKeys:
         self.form = NO_FORM  # of the last save
         self.kind: Kind = NO_SAVES  # the kind of the step so far
         self.saves: dict[Form, int] = {}  # with their bytes
+
+    @property
+    def opening(self) -> Opening | None:
+        return None if self.first is None or self.begin is None else (self.first, self.begin)
 
     def key(self, tensor: torch.Tensor, node: _Node | None, modules: ModuleWatch) -> SaveKey:
         """The key of the next save, whose grad_fn is `node`, in the module whose forward runs."""

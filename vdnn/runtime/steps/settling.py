@@ -22,6 +22,7 @@ from vdnn.runtime.steps.ends import StepEnds
 from vdnn.runtime.steps.executor import EncodedSave, Executor
 from vdnn.runtime.steps.kinds import Begin
 from vdnn.runtime.steps.lesson import Lesson
+from vdnn.runtime.steps.save_keys import Opening, SaveKeys
 from vdnn.runtime.steps.script_sizes import ScriptSizes
 from vdnn.runtime.steps.step_script import StepScript
 from vdnn.runtime.steps.watched_step import WatchedStep
@@ -56,7 +57,7 @@ class _Last(NamedTuple):
     """The habit of the last step: most steps are like the one before."""
 
     executor: Executor
-    first: SaveKey
+    opening: Opening
     habit: _Habit
 
 
@@ -93,7 +94,7 @@ class Settling:
         self._ends = ends
         self._lesson: tuple[Lesson, _Habit] | None = None
         self._last: _Last | None = None
-        self._habits: weakref.WeakKeyDictionary[Executor, OrderedDict[SaveKey, _Habit]] = weakref.WeakKeyDictionary()
+        self._habits: weakref.WeakKeyDictionary[Executor, OrderedDict[Opening, _Habit]] = weakref.WeakKeyDictionary()
         self._sizes: weakref.WeakKeyDictionary[Executor, dict[Begin, ScriptSizes]] = weakref.WeakKeyDictionary()
 
     def cut(self) -> None:
@@ -106,14 +107,16 @@ class Settling:
 
     # At the first save of a step.
 
-    def script_for(self, first: SaveKey | None) -> StepScript | None:
-        """The script of the step that is expected to begin with this save."""
-        if first is None or not self.is_expected:
+    def script_for(self, keys: SaveKeys) -> StepScript | None:
+        """The script of the step that is expected, if it begins with these saves. Micro-batches of one step begin with
+        saves of one key, and with other memory."""
+        opening = keys.opening
+        if opening is None or not self.is_expected:
             return None
         last = self._last
-        if last is not None and last.first == first and last.habit.is_settled:
+        if last is not None and last.opening == opening and last.habit.is_settled:
             return last.habit.script
-        habits = [known[first] for known in self._habits.values() if first in known]
+        habits = [known[opening] for known in self._habits.values() if opening in known]
         return next((habit.script for habit in habits if habit.is_settled and habit.script is not None), None)
 
     def serves(self, step: WatchedStep, *, is_recorded: bool) -> bool:
@@ -146,22 +149,22 @@ class Settling:
         return False
 
     def _habit(self, step: WatchedStep, executor: Executor) -> _Habit | None:
-        first = step.keys.first
-        if first is None or self._ends.waits_for_graphs:
+        opening = step.keys.opening
+        if opening is None or self._ends.waits_for_graphs:
             return None
         last = self._last
-        if last is not None and last.executor is executor and last.first == first:
+        if last is not None and last.executor is executor and last.opening == opening:
             return last.habit
         known = self._habits.setdefault(executor, OrderedDict())
-        habit = known.get(first)
+        habit = known.get(opening)
         if habit is None:
             sizes = self._sizes_of(step, executor)
-            script = sizes.script_for(first, executor.plan)
-            habit = known[first] = _Habit(script, script is not None, None if script is None else sizes)
+            script = sizes.script_for(opening[0], executor.plan)
+            habit = known[opening] = _Habit(script, script is not None, None if script is None else sizes)
             if len(known) > _MOST_SHAPES:
                 known.popitem(last=False)
-        known.move_to_end(first)
-        self._last = _Last(executor, first, habit)
+        known.move_to_end(opening)
+        self._last = _Last(executor, opening, habit)
         return habit
 
     def _sizes_of(self, step: WatchedStep, executor: Executor) -> ScriptSizes:

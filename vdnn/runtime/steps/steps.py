@@ -573,7 +573,7 @@ class StepWatch:
 
     def _choose_executor(self, step: WatchedStep) -> int:
         """Returns the bytes that are allocated now."""
-        script = self.settling.script_for(step.keys.first)
+        script = self.settling.script_for(step.keys)
         counted = None if script is None else script.allocated_bytes(self._resident_bytes)
         if counted is None:
             counted = 0 if self.gauges is None else self.gauges.allocated_bytes()
@@ -582,27 +582,31 @@ class StepWatch:
         self._resident_bytes = min(self._resident_bytes, now_bytes)
         if self.transport is not None:
             self._plans.restore(step.keys, self._modules, self.transport)
-        movable_bytes, other_bytes = self._guards.earlier.bytes
+        freed_bytes = 0
 
-        def choose() -> Executor | None:
-            self._plans.require_foreseen_fit(step.keys, self._resident_bytes - movable_bytes, other_bytes)
-            return self._plans.choose(step.keys, now_bytes - movable_bytes)
+        def free_state() -> int:
+            nonlocal freed_bytes
+            freed = self._free_state()
+            freed_bytes += freed
+            self._resident_bytes -= freed
+            return freed
 
         try:
+            movable_bytes, other_bytes = self._guards.earlier.bytes
             try:
-                executor, refusal = choose(), None
-            except VdnnError as error:
-                executor, refusal = None, error
-            freed_bytes = 0 if executor is not None or not self._plans.is_planning else self._free_state()
-            if freed_bytes:  # see [Note: State leaves again] in state_room.py
-                self._resident_bytes, now_bytes = self._resident_bytes - freed_bytes, now_bytes - freed_bytes
-                executor, refusal = choose(), None
-            if refusal is not None:
-                raise refusal
+                self._plans.require_foreseen_fit(step.keys, self._resident_bytes - movable_bytes, other_bytes)
+            except VdnnError:
+                if not free_state():
+                    raise
+                self._plans.require_foreseen_fit(step.keys, self._resident_bytes - movable_bytes, other_bytes)
+            executor = self._plans.choose(step.keys, now_bytes - movable_bytes - freed_bytes, free_state)
+            if executor is None and self._plans.is_planning:
+                free_state()
             step.executor = executor
         except VdnnError:
             step.was_refused()
             raise
+        now_bytes -= freed_bytes
         if self.transport is not None:
             # A plan itself bounds the bytes that copies in flight hold.
             self.transport.set_windows(open_wide=executor is not None)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
@@ -86,7 +87,8 @@ class AwayGradients:
         try:
             for parameter in (one for group in optimizer.param_groups for one in group["params"]):
                 # Other classes have an attribute `grad` of their own, or are not plain memory.
-                if parameter.requires_grad and (type(parameter) is torch.nn.Parameter or is_local_shard(parameter)):
+                is_plain = type(parameter) in (torch.nn.Parameter, FakeTensor)  # the latter on a virtual machine
+                if parameter.requires_grad and (is_plain or is_local_shard(parameter)):
                     self._watch(parameter, transport_for)
             self._undo.append(watch_zero_grads(self._drop))
             self._undo.append(watch_swaps())

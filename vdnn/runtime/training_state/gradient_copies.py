@@ -29,6 +29,7 @@ class GradientCopies:
         self._copies: dict[torch.device, StateCopies] = {}
         self.to_host_bytes = 0
         self.to_device_bytes = 0
+        self.waited_ns = 0  # by the compute stream
 
     def open(self, device: torch.device, transport_for: Callable[[torch.device], Transport | None]) -> bool:
         """False if the session has no copies for `device`."""
@@ -82,6 +83,6 @@ class GradientCopies:
     def finish(self) -> None:
         """Blocks until everything that leaves is on the host."""
         for copies in self._copies.values():
-            copies.finish()
+            self.waited_ns += copies.finish()
             self.to_host_bytes, copies.to_host_bytes = self.to_host_bytes + copies.to_host_bytes, 0
             self.to_device_bytes, copies.to_device_bytes = self.to_device_bytes + copies.to_device_bytes, 0

@@ -354,8 +354,13 @@ class OptimizerState:
         return [(identity, nbytes) for identity, nbytes in found if nbytes]
 
     def crossed(self) -> tuple[int, int]:
-        """The bytes that have crossed the link in all steps, and the time that compute has waited for them."""
-        return self.moved.to_device_bytes + self.moved.to_host_bytes, self.moved.waited_ns
+        """The bytes of state and gradients that have crossed the link in all steps, and the time that compute has
+        waited for them."""
+        moved, gradients = self.moved, self.gradients.copies
+        crossed_bytes = (
+            moved.to_device_bytes + moved.to_host_bytes + gradients.to_device_bytes + gradients.to_host_bytes
+        )
+        return crossed_bytes, moved.waited_ns + gradients.waited_ns
 
     def may_stay(self) -> bool:
         return self.deferral is None and not self.moved.on_cpu

@@ -5,9 +5,9 @@ moves more. So once the plans of a session have settled, the step is predicted f
 stay, and the best of them is taken: its state stays from the next step of the optimizer on, and the plans are made for
 the room that is left.
 
-[Note: State leaves again] What stays was decided for the steps that were known. A step that no plan serves, or that
-would not fit, gets all of it: it leaves at once, and for the rest of the session. So does that of a session that
-exceeded its budget by it.
+[Note: State leaves again] What stays was decided for the steps that were known. A step for whose size there is no plan
+gets the room: all state leaves at once. Once the plans have settled with the new steps, it is decided again, a bounded
+number of times. Behind a step that exceeded its budget all state leaves for good.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from vdnn.bytesize import format_bytes
 
 logger = logging.getLogger("vdnn")
 _PARTS = 4  # of the state that could stay, which are compared
+_MOST_DECISIONS = 4
 
 
 class PlannedSteps(Protocol):
@@ -42,7 +43,8 @@ class State(Protocol):
         """Each parameter with state on the host: its id, and the bytes."""
 
     def crossed(self) -> tuple[int, int]:
-        """The bytes that have crossed the link in all steps, and the time in ns that compute has waited for them."""
+        """The bytes of state and gradients that have crossed the link in all steps, and the time in ns that compute has
+        waited for them: they cross it together."""
 
     def may_stay(self) -> bool: ...
     def take_out(self) -> None: ...
@@ -55,25 +57,25 @@ class StateRoom:
         self.staying: set[int] = set()
         self.line = ""  # for the report
         self._states = states
-        self._is_over = False  # it was decided for good
+        self._decisions = 0
         self._crossed: tuple[int, int] | None = None  # when an optimizer last stepped
         self._over_before = 0
 
     def stepped(self, steps: PlannedSteps) -> None:
         """Called behind each step of an optimizer."""
         if self.staying and steps.steps_over_budget > self._over_before:
+            self._decisions = _MOST_DECISIONS
             self.leave()
-        if self._is_over or self.staying:
+        if self._decisions >= _MOST_DECISIONS or self.staying:
             return
         states = list(self._states())
         now = tuple(map(sum, zip(*(state.crossed() for state in states), strict=True))) if states else (0, 0)
         before, self._crossed = self._crossed, (now[0], now[1])
         if before is None or now[0] <= before[0] or not steps.are_plans_settled:
             return
-        if not all(state.may_stay() for state in states):
-            self._is_over = True
-            return
-        self._decide([one for state in states for one in state.bytes_away()], before, now, steps)
+        self._decisions += 1
+        if all(state.may_stay() for state in states):
+            self._decide([one for state in states for one in state.bytes_away()], before, now, steps)
 
     def _decide(
         self,
@@ -83,7 +85,6 @@ class StateRoom:
         steps: PlannedSteps,
     ) -> None:
         """The parameters that are stepped first keep their state: while they are, that of others comes."""
-        self._is_over = True
         waits = (now[1] - before[1]) / (now[0] - before[0])  # ns a byte
         whole = sum(nbytes for _, nbytes in away)
 
@@ -100,7 +101,6 @@ class StateRoom:
         self.staying, _ = _up_to(away, best)
         if not self.staying:
             return
-        self._is_over = False
         self._over_before = steps.steps_over_budget
         self.line = (
             f"  {format_bytes(best)} of the optimizers' state stay on the device: a step is predicted to take "
@@ -108,10 +108,10 @@ class StateRoom:
         )
 
     def leave(self) -> int:
-        """All state leaves the device, now and in later steps. Returns the bytes that it had there."""
+        """All state leaves the device, until it is decided again. Returns the bytes that it had there."""
         if not self.staying:
             return 0
-        self._is_over = True
+        self._crossed = None
         self.staying = set()
         self.line = "  all of the optimizers' state leaves the device again: a step needed the room"
         logger.info("vdnn:%s", self.line)

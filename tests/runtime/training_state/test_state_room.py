@@ -1,0 +1,302 @@
+"""The optimizer's state stays on the device as far as that shortens the step, and leaves when a step needs the room."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import vdnn
+from tests.runtime.training_state.conftest import on_host
+from vdnn.runtime.session.session import Session
+from vdnn.runtime.training_state.state_room import StateRoom
+
+pytestmark = pytest.mark.filterwarnings("ignore::vdnn.user_warnings.VdnnWarning")
+WIDTH, DEPTH = 512, 8
+STATE_BYTES = 2 * DEPTH * 4 * WIDTH * WIDTH
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(DEPTH)])
+
+
+class Training:
+    """A small training on a virtual machine, and what each of its steps took."""
+
+    def __init__(self, machine: vdnn.VirtualMachine, rows: int = 2048) -> None:
+        self.machine, self.rows = machine, rows
+        self.model = layers()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.peaks: list[int] = []
+        self.times: list[int] = []
+
+    def step(self, rows: int | None = None) -> None:
+        self.machine.reset_peak()
+        began = self.machine.now_ns
+        self.model(torch.ones(rows or self.rows, WIDTH)).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.times.append(self.machine.now_ns - began)
+        self.peaks.append(self.machine.peak_bytes)
+
+
+def kept_peak(rows: int = 2048) -> int:
+    with vdnn.VirtualMachine("rtx-4090") as machine:
+        training = Training(machine, rows)
+        for _ in range(3):
+            training.step()
+    return training.peaks[-1]
+
+
+def managed(budget: int, steps: int = 10, **options: Any) -> tuple[Training, Session]:
+    with vdnn.VirtualMachine("rtx-4090") as machine:
+        training = Training(machine)
+        options = {"min_bytes": "64KiB", "limits": vdnn.Limits(offload_window="4MiB", reload_window="4MiB"), **options}
+        with vdnn.offload(budget=budget, device=machine, optimizer=training.optimizer, **options) as session:
+            for _ in range(steps):
+                training.step()
+                session.step()
+    return training, session
+
+
+def never(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateRoom, "stepped", lambda *_: None)
+
+
+@pytest.mark.parametrize("share", [0.95, 0.85, 0.7, 0.55])
+def test_a_step_is_shorter_than_with_all_state_away_and_within_the_budget(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = int(share * kept_peak())
+    training, session = managed(budget)
+    never(monkeypatch)
+    away, _ = managed(budget)
+    assert training.times[-1] < 0.97 * away.times[-1]
+    assert max(training.peaks) <= budget
+    assert max(away.peaks) <= budget
+    assert on_host(training.optimizer) < STATE_BYTES
+    assert "of the optimizers' state stay on the device" in session.report()
+
+
+def test_the_step_takes_the_predicted_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted: list[float] = []
+    whole = StateRoom._decide
+
+    def decide(room: StateRoom, away: Any, before: Any, now: Any, steps: Any) -> None:
+        whole(room, away, before, now, steps)
+        kept = sum(nbytes for identity, nbytes in away if identity in room.staying)
+        found = steps.predicted_ns(kept)
+        predicted.append(found - 2 * kept * (now[1] - before[1]) / (now[0] - before[0]))
+
+    monkeypatch.setattr(StateRoom, "_decide", decide)
+    training, _ = managed(int(0.7 * kept_peak()))
+    assert len(predicted) == 1
+    assert training.times[-1] == pytest.approx(predicted[0], rel=0.05)
+
+
+def test_where_nothing_is_gained_all_state_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the least budget there is no room."""
+    never(monkeypatch)
+    least = max(managed("min")[0].peaks[2:])  # type: ignore[arg-type]
+    monkeypatch.undo()
+    training, session = managed(least + (64 << 10))
+    assert on_host(training.optimizer) == STATE_BYTES
+    assert "stay on the device: a step" not in session.report()
+
+
+@pytest.mark.parametrize(("share", "leaves"), [(0.6, False), (0.3, True)])
+def test_a_step_that_needs_the_room_gets_it(share: float, leaves: bool) -> None:
+    """Steps of twice the size come, with or without room for the state. They keep to the budget."""
+    budget = int(share * kept_peak(4096))
+    with vdnn.VirtualMachine("rtx-4090") as machine:
+        training = Training(machine)
+        limits = vdnn.Limits(offload_window="4MiB", reload_window="4MiB")
+        with vdnn.offload(
+            budget=budget, device=machine, optimizer=training.optimizer, min_bytes="64KiB", limits=limits
+        ) as session:
+            for _ in range(8):
+                training.step()
+                session.step()
+            assert on_host(training.optimizer) == 0
+            for _ in range(4):
+                training.step(4096)
+                session.step()
+            assert on_host(training.optimizer) == (STATE_BYTES if leaves else 0)
+    assert max(training.peaks) <= budget
+    assert ("leaves the device again" in session.report()) == leaves
+
+
+def test_the_state_stays_again_behind_steps_that_needed_the_room() -> None:
+    budget = int(0.3 * kept_peak(4096))
+    with vdnn.VirtualMachine("rtx-4090") as machine:
+        training = Training(machine)
+        limits = vdnn.Limits(offload_window="4MiB", reload_window="4MiB")
+        with vdnn.offload(
+            budget=budget, device=machine, optimizer=training.optimizer, min_bytes="64KiB", limits=limits
+        ) as session:
+            for _ in range(8):
+                training.step()
+                session.step()
+            before = training.times[-1]
+            training.step(2304)  # a little larger than the plan's
+            session.step()
+            for _ in range(8):
+                training.step()
+                session.step()
+    assert max(training.peaks) <= budget
+    assert training.times[-1] <= 1.05 * before
+
+
+def test_gradients_leave_on_a_machine_without_data_too() -> None:
+    """Under a budget that a step with all gradients on the device exceeds."""
+    least = int(max(managed("min")[0].peaks[2:]))  # type: ignore[arg-type]
+    budget = least - STATE_BYTES // 8
+    with pytest.raises(vdnn.BudgetError):
+        managed(budget)
+    training, session = managed(budget, gradients=True)
+    assert max(training.peaks) <= budget
+    assert "gradients of AdamW: at most" in session.report()
+
+
+def test_what_stays_is_remembered_by_sessions_that_share_an_engine() -> None:
+    budget = int(0.8 * kept_peak())
+    with vdnn.VirtualMachine("rtx-4090") as machine:
+        training = Training(machine)
+        limits = vdnn.Limits(offload_window="4MiB", reload_window="4MiB")
+        for _ in range(10):
+            with vdnn.offload(
+                budget=budget, device=machine, optimizer=training.optimizer, min_bytes="64KiB", limits=limits
+            ):
+                training.step()
+        assert on_host(training.optimizer) < STATE_BYTES
+    assert max(training.peaks) <= budget
+
+
+def _accumulated(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    for part in x.chunk(2):
+        model(part).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _clipped(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    model(x).square().mean().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _resumed(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    _clipped(model, optimizer, x)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+@pytest.mark.parametrize("loop", [_accumulated, _clipped, _resumed])
+@pytest.mark.parametrize(
+    "options", [{}, {"gradients": True}, {"parameters": "all"}], ids=["state", "gradients", "parameters"]
+)
+def test_the_bits_are_those_of_plain_pytorch(loop: Callable[..., None], options: dict[str, Any]) -> None:
+    def trained(budget: int | None) -> tuple[list[torch.Tensor], int, bool]:
+        with vdnn.VirtualMachine("rtx-4090", fake=False) as machine:
+            torch.manual_seed(1)
+            model = nn.Sequential(*[nn.Sequential(nn.Linear(128, 128), nn.GELU()) for _ in range(6)])
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            limits, has_stayed = vdnn.Limits(offload_window="128KiB", reload_window="128KiB"), False
+            given: dict[str, Any] = {"optimizer": optimizer, "min_bytes": 0, "limits": limits, **options}
+            given |= {"model": model} if "parameters" in options else {}
+            session: Session | None = None
+            with contextlib.ExitStack() as stack:
+                if budget is not None:
+                    session = stack.enter_context(vdnn.offload(budget=budget, device=machine, **given))
+                for _ in range(10):
+                    loop(model, optimizer, torch.randn(512, 128))
+                    if session is not None:
+                        session.step()
+                        has_stayed |= bool(session._engine.state_room.staying)
+                found = [one.detach().clone() for one in model.parameters()]
+                found += [one.clone() for state in optimizer.state.values() for one in state.values()]
+            if session is not None:
+                session.close()
+            return found, machine.peak_bytes, has_stayed
+
+    expected, peak_bytes, _ = trained(None)
+    found, _, has_stayed = trained(int(0.9 * peak_bytes))
+    assert has_stayed
+    assert all(map(torch.equal, found, expected))
+
+
+class _Steps:
+    """Plans that take 1 ns for each byte that stays beyond 50, and fit up to 80."""
+
+    are_plans_settled = True
+    steps_over_budget = 0
+
+    def predicted_ns(self, more_bytes: int) -> int | None:
+        return 1000 + max(0, more_bytes - 50) * 3 if self.fits_with(more_bytes) else None
+
+    def fits_with(self, more_bytes: int) -> bool:
+        return more_bytes <= 80
+
+
+class _State:
+    def __init__(self) -> None:
+        self.total = 0
+        self.taken_out = 0
+        self.stays: set[int] = set()
+
+    def bytes_away(self) -> list[tuple[int, int]]:
+        return [(number, 10) for number in range(10) if number not in self.stays]
+
+    def crossed(self) -> tuple[int, int]:
+        self.total += 200
+        return self.total, self.total
+
+    def may_stay(self) -> bool:
+        return True
+
+    def take_out(self) -> None:
+        self.taken_out += 1
+        self.stays = set()
+
+
+def test_the_share_with_the_shortest_step_is_taken_once() -> None:
+    """Each byte that stays saves 2 ns of copies, and costs 3 ns beyond 50 bytes: of 0, 20, 40, 60 and 80 bytes that fit
+    60 are best."""
+    state, steps = _State(), _Steps()
+    room = StateRoom(lambda: [state])
+    room.stepped(steps)
+    assert room.staying == set()  # how long a byte takes is not known yet
+    room.stepped(steps)
+    assert room.staying == set(range(6))
+    room.stepped(steps)
+    assert room.staying == set(range(6))
+
+
+def test_state_leaves_for_good_behind_a_step_over_the_budget() -> None:
+    state, steps = _State(), _Steps()
+    room = StateRoom(lambda: [state])
+    room.stepped(steps)
+    room.stepped(steps)
+    state.stays = set(room.staying)
+    steps.steps_over_budget = 1
+    room.stepped(steps)
+    assert room.staying == set()
+    assert state.taken_out == 1
+    room.stepped(steps)
+    assert room.staying == set()
+
+
+def test_leaving_tells_the_bytes_that_it_frees() -> None:
+    state, steps = _State(), _Steps()
+    room = StateRoom(lambda: [state])
+    assert room.leave() == 0
+    room.stepped(steps)
+    room.stepped(steps)
+    state.stays = set(room.staying)
+    assert room.leave() == 60
