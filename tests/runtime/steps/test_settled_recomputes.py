@@ -263,7 +263,7 @@ def test_memory_that_the_program_takes_between_settled_steps_counts(monkeypatch:
     with settled_session(RECOMPUTES_SOME) as (session, network):
         plans, allocated = session._engine.steps._plans, []
         choose = plans.choose
-        monkeypatch.setattr(plans, "choose", lambda keys, nbytes: (allocated.append(nbytes), choose(keys, nbytes))[1])
+        monkeypatch.setattr(plans, "choose", lambda keys, now, *_: (allocated.append(now), choose(keys, now))[1])
         run(session, network, 2)
         held = torch.zeros(1024)
         run(session, network, 2)

@@ -90,7 +90,7 @@ class Engine:
         self.transports = Transports(_weakly(self._open_transport))
         self.modules = ModuleWatch(marked_modules, _weakly(self._call_begins))
         self.optimizer_states: weakref.WeakSet[OptimizerState] = weakref.WeakSet()  # that have memory here
-        self.state_room = StateRoom(self._managed_states)
+        self.state_room = StateRoom(_weakly(self._managed_states))
         self._checked_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         saves_of_steps: list[weakref.ref[Saves]] = []  # the steps evict by the saves, which need the steps
         self.steps: Steps = (
@@ -274,10 +274,6 @@ class Engine:
     def _managed_states(self) -> list[OptimizerState]:
         """Those that sessions manage now."""
         return [state for state in self.optimizer_states if state.owner is not None]
-
-    def state_stays(self, parameter: torch.Tensor) -> bool:
-        """True if the state of `parameter` has room on the device."""
-        return id(parameter) in self.state_room.staying
 
     def _trains_here(self, optimizer: torch.optim.Optimizer) -> bool:
         # A GPU's backward and its hooks run on threads of their own. There, look for a parameter of this session.

@@ -172,7 +172,7 @@ class Session(contextlib.ContextDecorator):
                     engine.transport_for,
                     self._options.min_bytes,
                     on_cpu=self._steps_on_cpu,
-                    stays=engine.state_stays,
+                    stays=engine.state_room.holds,
                 )
                 managed.callback(state.left)
                 engine.optimizer_states.add(state)

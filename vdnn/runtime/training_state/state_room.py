@@ -13,7 +13,7 @@ number of times. Behind a step that exceeded its budget all state leaves for goo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from vdnn.bytesize import format_bytes
@@ -53,13 +53,18 @@ class State(Protocol):
 class StateRoom:
     """The state of the optimizers of one engine. `staying` are the ids of the parameters whose state stays."""
 
-    def __init__(self, states: Callable[[], Iterable[State]]) -> None:
+    def __init__(self, states: Callable[[], Sequence[State] | None]) -> None:
+        """`states` are those that sessions manage now, None once the engine is gone."""
         self.staying: set[int] = set()
         self.line = ""  # for the report
         self._states = states
         self._decisions = 0
         self._crossed: tuple[int, int] | None = None  # when an optimizer last stepped
         self._over_before = 0
+
+    def holds(self, parameter: object) -> bool:
+        """True if the state of `parameter` stays."""
+        return id(parameter) in self.staying
 
     def stepped(self, steps: PlannedSteps) -> None:
         """Called behind each step of an optimizer."""
@@ -68,7 +73,7 @@ class StateRoom:
             self.leave()
         if self._decisions >= _MOST_DECISIONS or self.staying:
             return
-        states = list(self._states())
+        states = self._states() or ()
         now = tuple(map(sum, zip(*(state.crossed() for state in states), strict=True))) if states else (0, 0)
         before, self._crossed = self._crossed, (now[0], now[1])
         if before is None or now[0] <= before[0] or not steps.are_plans_settled:
@@ -115,7 +120,7 @@ class StateRoom:
         self.staying = set()
         self.line = "  all of the optimizers' state leaves the device again: a step needed the room"
         logger.info("vdnn:%s", self.line)
-        states = list(self._states())
+        states = self._states() or ()
         before = sum(nbytes for state in states for _, nbytes in state.bytes_away())
         for state in states:
             state.take_out()
