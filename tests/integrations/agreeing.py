@@ -63,7 +63,9 @@ def run_with_a_folder(rank: int, folder: str, kind: str, rows: int = 128, **opti
             optimizer.zero_grad()
             if together is not None:
                 recorded.append(together.plan is None)
+                peaks.append(machine.peak_bytes)
                 together.step()
+                machine.reset_peak()
         return parameters_of(model)
 
     def made() -> torch.nn.Module:
@@ -71,6 +73,7 @@ def run_with_a_folder(rank: int, folder: str, kind: str, rows: int = 128, **opti
         return MODELS[kind]()
 
     recorded: list[bool] = []
+    peaks: list[int] = []
     plain = trained(None, made())
     planned = BudgetPlanner.planned
     with vdnn.VirtualMachine("titan-x", fake=False) as machine:
@@ -79,6 +82,7 @@ def run_with_a_folder(rank: int, folder: str, kind: str, rows: int = 128, **opti
         with mock.patch.object(BudgetPlanner, "planned", autospec=True, side_effect=planned) as planner:
             together = offload_together("min", policy="prefix-cut", **given)
             with together:
+                machine.reset_peak()
                 before = together.plan is not None
                 ours = trained(together, model)
         together.session.close()
@@ -86,6 +90,8 @@ def run_with_a_folder(rank: int, folder: str, kind: str, rows: int = 128, **opti
         "differing": [name for (name, one), (_, other) in zip(plain, ours, strict=True) if not torch.equal(one, other)],
         "planned_before": before,
         "recorded": sum(recorded),
+        "peaks": peaks,
+        "budget_bytes": together.plan and together.plan.budget_bytes,
         "plans_made": planner.call_count,
         "plan": hashlib.sha256(repr(together.plan).encode()).hexdigest(),
         "follows_stored": together.follows_stored,

@@ -45,6 +45,8 @@ def test_ranks_follow_the_plans_of_an_earlier_run_from_their_first_step(
         assert facts["difference"] is None
         assert facts["moved"]
         assert facts["lines"][0].startswith("follows the stored plan of an earlier run: ")
+        assert before["peaks"][0] > before["budget_bytes"], "a first step without a plan exceeds the least budget"
+        assert max(facts["peaks"]) <= facts["budget_bytes"] == before["budget_bytes"], "the first step is within it"
 
 
 def test_if_one_rank_has_no_stored_plan_all_record_a_step(two_ranks: Ranks, tmp_path: Path) -> None:
