@@ -1,4 +1,4 @@
-"""A session takes its first plans quickly. A full search goes on beside the training, and a better plan of it is taken
+"""A session takes its first plans quickly. A deep search goes on beside the training, and a better plan of it is taken
 over between two steps.
 
 Virtual machines wait for their plans, since a step in virtual time would not know when a search ends. Here they do not.
@@ -23,7 +23,7 @@ from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.planned_step import PlannedStep, plan_step
 from vdnn.planning.search.auto import Auto
-from vdnn.planning.search.effort import Effort
+from vdnn.planning.search.effort import DEEP, Effort
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session import offload
 from vdnn.runtime.session.session import Session
@@ -108,13 +108,13 @@ def test_a_better_plan_is_taken_over_between_steps(
     assert max(ran.peaks[2:]) <= budget_bytes
 
 
-def test_it_is_the_plan_of_a_full_search(alone: dict[str, Any], taken: Taken) -> None:
+def test_it_is_the_plan_of_a_deep_search(alone: dict[str, Any], taken: Taken) -> None:
     trained("llama", alone)
     assert taken.pairs
     for rung, _, planned in taken.pairs:
         budget_bytes = planned.plan.budget_bytes
-        full = plan_step(rung.recording, profile_costs(load_profile("h100")), budget_bytes, "auto")
-        assert planned.plan == full.plan
+        deep = plan_step(rung.recording, profile_costs(load_profile("h100")), budget_bytes, Auto(DEEP))
+        assert planned.plan == deep.plan
 
 
 def test_the_same_training_takes_over_the_same_plans(alone: dict[str, Any], taken: Taken) -> None:
@@ -137,7 +137,7 @@ def test_better_plans_are_stored(alone: dict[str, Any], taken: Taken, tmp_path: 
 
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(better_plans, "FULL", Effort(1e9, 1e9, 10**9, 10**9, 3))
+    monkeypatch.setattr(better_plans, "DEEP", Effort(1e9, 1e9, 10**9, 10**9, 3))
 
 
 @pytest.mark.usefixtures("endless")

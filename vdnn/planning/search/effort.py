@@ -1,4 +1,5 @@
-"""How long the search of `auto` takes: in full, as for `vdnn plan`, or quickly, while a training waits for its plan.
+"""How long the search of `auto` takes: in full, as for `vdnn plan`; quickly, while a training waits for its plan; or
+deeply, beside a training.
 
 Which storages are recomputed decides more than the last moves: a quick search tries nearly as many choices of them as a
 full one, each with fewer moves, and then moves less of fewer finalists.
@@ -21,4 +22,5 @@ class Effort(NamedTuple):
 
 
 FULL = Effort()
+DEEP = Effort(trials=8.0, most_trials=1600, moves_a_trial=80, finalists=6)
 QUICK = Effort(moves=0.1, most_trials=100, moves_a_trial=12, finalists=2)

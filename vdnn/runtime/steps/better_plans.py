@@ -1,6 +1,6 @@
-"""Better plans for rungs, which a full search looks for beside the training.
+"""Better plans for rungs, which a deep search looks for beside the training.
 
-A training waits for its plans, so they come from a quick search. Where such a plan makes the step longer, a full search
+A training waits for its plans, so they come from a quick search. Where such a plan makes the step longer, a deep search
 goes on with the same step, on a native thread that never holds Python's lock (csrc/planning/background_search.h). What
 it finds is taken over between two steps. Which plan that is depends on the step alone, in which step it comes does not.
 
@@ -21,7 +21,7 @@ from vdnn.planning.costs import LinkCosts
 from vdnn.planning.planned_step import PlannedStep, plan_step
 from vdnn.planning.policies import PlanPolicy, PlanRequest
 from vdnn.planning.search.auto import Auto, FoundPlans
-from vdnn.planning.search.effort import FULL
+from vdnn.planning.search.effort import DEEP
 from vdnn.planning.search.plan_search import make_plan_search
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.plan_table import Rung
@@ -104,7 +104,7 @@ class BetterPlans:
             self._starts[rung.executor] = starts + 1
             request = PlanRequest(rung.recording, self._costs(rung.timeline), rung.executor.plan.budget_bytes)
             try:
-                search = _C.BackgroundSearch(make_plan_search(request, FULL))
+                search = _C.BackgroundSearch(make_plan_search(request, DEEP))
             except Exception as error:
                 self._give_up(error)
             else:

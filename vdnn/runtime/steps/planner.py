@@ -6,7 +6,7 @@ plans that do not fit.
 
 The training waits while a plan is made, quickly. A Python thread beside it would take Python's lock from every
 operation that it issues: on an H200 a step took 3 to 13 times as long while a plan was made, and plans came ten steps
-late (decision 75). The full search, which is native, goes on beside the training (better_plans.py).
+late (decision 75). A deep search, which is native, goes on beside the training (better_plans.py).
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ _SHARE_OF_TIME = 0.1
 
 
 def searches_beside(planner: BudgetPlanner) -> bool:
-    """True if a full search goes on beside the training. Where time is virtual, a step would not know when it ends."""
+    """True if a deep search goes on beside the training. Where time is virtual, a step would not know when it ends."""
     return planner.profile is None
 
 
