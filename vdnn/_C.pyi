@@ -633,6 +633,9 @@ class PlanSearch(_Native):
         """The best absences found for the step with these recomputes. None if no plan of it meets the budget."""
     def recomputes(self) -> list[list[int]]:
         """The choices of recomputes with the shortest steps, the shortest first. For very short steps all choices."""
+    def all(self) -> list[tuple[int, list[int], list[tuple[int, int, int]]]]:
+        """The plan without recomputes and those of recomputes(): the time of the step, the recomputes and the absences,
+        the shortest step first."""
     @property
     def evaluations(self) -> int:
         """The number of evaluations so far."""

@@ -221,10 +221,21 @@ std::vector<Indices> recomputes_of(const PlanSearch& search) {
   return search.recomputes(until_signal());
 }
 
-std::vector<std::tuple<std::int64_t, Indices, std::vector<AbsenceTuple>>> found_by(const BackgroundSearch& search) {
-  std::vector<std::tuple<std::int64_t, Indices, std::vector<AbsenceTuple>>> tuples;
-  for (const FoundPlan& one : search.found()) tuples.emplace_back(one.step_ns, one.chosen, to_tuples(one.absences));
+using FoundTuple = std::tuple<std::int64_t, Indices, std::vector<AbsenceTuple>>;
+
+std::vector<FoundTuple> to_tuples(const std::vector<FoundPlan>& found) {
+  std::vector<FoundTuple> tuples;
+  for (const FoundPlan& one : found) tuples.emplace_back(one.step_ns, one.chosen, to_tuples(one.absences));
   return tuples;
+}
+
+std::vector<FoundTuple> all_of(const PlanSearch& search) {
+  std::vector<FoundPlan> found;
+  {
+    const py::gil_scoped_release release;
+    found = search.all(until_signal());
+  }
+  return to_tuples(found);
 }
 
 // Calls RoomTree::take_down() for each entry, in order.
@@ -291,6 +302,7 @@ void bind_planning(py::module_& module) {
            arg("budget_bytes"), arg("candidates"), arg("candidates_by_issue"), arg("effort"))
       .def("moves", &moves_of, arg("chosen"))
       .def("recomputes", &recomputes_of)
+      .def("all", &all_of)
       .def_property_readonly("evaluations", &PlanSearch::evaluations);
   py::class_<BackgroundSearch, std::unique_ptr<BackgroundSearch, LeakInForkedChild>>(module, "BackgroundSearch")
       .def(py::init([](std::shared_ptr<const PlanSearch> search) {
@@ -300,7 +312,7 @@ void bind_planning(py::module_& module) {
       .def("cancel", &BackgroundSearch::cancel)
       .def_property_readonly("is_done", &BackgroundSearch::is_done)
       .def("wait_for", &BackgroundSearch::wait_for, arg("seconds"), py::call_guard<py::gil_scoped_release>())
-      .def_property_readonly("found", &found_by);
+      .def_property_readonly("found", [](const BackgroundSearch& search) { return to_tuples(search.found()); });
   module.def("local_search", &local_search, py::kw_only(), arg("model"), arg("budget_bytes"), arg("kept_ns"),
              arg("effort"), arg("starts"));
   module.def("first_choices", &first_choices_of, arg("model"));

@@ -15,7 +15,8 @@ namespace {
 // Evaluations for a step of one point; longer steps get fewer, within the limits below.
 constexpr double most_effort = 12'000'000;
 constexpr std::int64_t most_evaluations = 20'000;
-constexpr std::int64_t least_evaluations = 600;
+constexpr double least_evaluations = 600;
+constexpr double least_share = 0.25;  // of the least, for a quick search
 constexpr std::int64_t rungs = 12;  // of the ladder, from the least budget to the one at which nothing is offloaded
 // All plans of a step are tried if there are at most this many.
 constexpr std::int64_t most_tried = 4000;
@@ -41,7 +42,8 @@ class MoveSearch {
   MoveSearch(const StepModel& model, std::int64_t budget_bytes, double effort, const BeforeEvaluation& before)
       : model_(model), budget_bytes_(budget_bytes), before_(before), kept_ns_(model.shape().kept_ns()) {
     const double evaluations = std::nearbyint(effort * most_effort / static_cast<double>(model.points()));
-    effort_ = std::clamp(static_cast<std::int64_t>(evaluations), least_evaluations, most_evaluations);
+    const auto least = static_cast<std::int64_t>(least_evaluations * std::clamp(effort, least_share, 1.0));
+    effort_ = std::clamp(static_cast<std::int64_t>(evaluations), least, most_evaluations);
     orders_ = orders_of_leaving_out(model);
   }
 

@@ -47,6 +47,7 @@ std::vector<FoundPlan> PlanSearch::all(const BeforeEvaluation& before_evaluation
   };
   add({});
   if (plans.empty() || plans.front().absences.empty() || request_.candidates.empty()) return plans;
+  if (plans.front().step_ns <= request_.step->with_recomputes({}).kept_ns()) return plans;
   for (const std::vector<std::int32_t>& chosen : recomputes(before_evaluation)) add(chosen);
   std::stable_sort(plans.begin(), plans.end(),
                    [](const FoundPlan& one, const FoundPlan& other) { return one.step_ns < other.step_ns; });

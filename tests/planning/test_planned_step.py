@@ -16,7 +16,7 @@ from vdnn.planning.gaps import gaps_of
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
 from vdnn.planning.policies import PlanPolicy, PlanRequest
-from vdnn.planning.search import auto
+from vdnn.planning.search import plan_search
 from vdnn.planning.search.step_model import AbsenceTuple, plan_of
 from vdnn.step.plan import Plan
 
@@ -105,12 +105,27 @@ def test_no_candidate_is_asked_for_after_one_without_a_stall() -> None:
     assert policy.proposed == 1
 
 
+class Sorted(Fixed):
+    def are_sorted(self, request: PlanRequest) -> bool:
+        return True
+
+
+def test_of_sorted_candidates_none_is_asked_for_after_one_that_fits_as_it_is() -> None:
+    policy = Sorted(EARLY, LATE)
+    planned = plan_step(STEP, FAST, plan_step(STEP, FAST, None, Fixed(EARLY)).timeline.peak_bytes, policy)
+    assert planned.timeline.step_ns > STEP.compute_ns, "it would ask for the next one"
+    assert policy.proposed == 1
+    corrected = Sorted(LATE, EARLY, may_be_corrected=True)
+    plan_step(STEP, FAST, planned.timeline.peak_bytes, corrected)
+    assert corrected.proposed == 2, "the next one may be shorter than what was corrected"
+
+
 def test_a_certified_plan_tries_the_recomputes_that_the_bound_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search of recomputes is kept from finding any, so that the plan only moves."""
     recording = recomputable(chain([100, 100, 200]), 1, (), compute_ns=1)
     slow = LinkCosts(1e7, 1e7, 2e7, 0)
     budget_bytes = recording.peak_bytes - 100
-    monkeypatch.setattr(auto, "candidates_of", lambda recording: [])
+    monkeypatch.setattr(plan_search, "candidates_of", lambda recording: [])
     moved = plan_step(recording, slow, budget_bytes, certify=True)
     assert moved.plan.offloaded_bytes
     bound = Bound(recording.compute_ns, is_whole=False, recomputes=frozenset({1}))

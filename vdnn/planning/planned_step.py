@@ -92,7 +92,7 @@ def plan_step(
     began = time.perf_counter()
     planner = make_planner(policy)
     request = PlanRequest(recording, costs, budget_bytes)
-    plan, timeline = _shortest(planner, request, planner.candidates(request))
+    plan, timeline = _shortest(planner, request, planner.candidates(request), are_sorted=planner.are_sorted(request))
     if budget_bytes is not None and timeline.peak_bytes > budget_bytes:
         if planner.name == "auto":
             cut, cut_timeline = _shortest(PrefixCut(), request, PrefixCut().candidates(request))
@@ -114,7 +114,9 @@ def plan_step(
     return PlannedStep(recording, plan, timeline, bound, seconds)
 
 
-def _shortest(planner: PlanPolicy, request: PlanRequest, plans: Iterable[Plan]) -> tuple[Plan, Timeline]:
+def _shortest(
+    planner: PlanPolicy, request: PlanRequest, plans: Iterable[Plan], *, are_sorted: bool = False
+) -> tuple[Plan, Timeline]:
     """The plan with the shortest step, corrected, with its timeline. Where not even the first one fits, the others may
     take as much memory as it does."""
     best: tuple[Plan, Timeline] | None = None
@@ -128,6 +130,8 @@ def _shortest(planner: PlanPolicy, request: PlanRequest, plans: Iterable[Plan]) 
             best = plan, timeline
         if best[1].step_ns <= request.recording.kept_ns:
             break
+        if are_sorted and plan is one and timeline.peak_bytes <= (request.budget_bytes or 0):
+            break  # it was not corrected, so no later one is shorter
     if best is None:
         raise RuntimeError(f"policy {planner.name!r}: expected at least one candidate, got none")
     return best

@@ -42,6 +42,10 @@ class PlanPolicy(ABC):
         """True: plan_step() releases storages earlier if a plan is over the budget, as far as that helps."""
         return False
 
+    def are_sorted(self, request: PlanRequest) -> bool:
+        """True if no candidate has a shorter step than those before it, as long as none of them is corrected."""
+        return False
+
     def candidates(self, request: PlanRequest) -> Iterator[Plan]:
         """Plans of which plan_step() takes the shortest under the budget. It asks for the next one only if none so far
         is as short as the computing of the step."""

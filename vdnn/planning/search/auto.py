@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from vdnn import _C
 from vdnn.planning.gaps import gaps_of
 from vdnn.planning.least_memory import require_feasible_budget
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
-from vdnn.planning.recomputing import candidates_of, planned_recompute, with_recomputes
+from vdnn.planning.recomputing import planned_recompute, with_recomputes
 from vdnn.planning.search.auto_offload import AutoOffload
 from vdnn.planning.search.effort import FULL, Effort
 from vdnn.planning.search.plan_search import make_plan_search
@@ -46,8 +45,11 @@ class Auto(PlanPolicy):
         return True
 
     def plan(self, request: PlanRequest) -> Plan:
-        """The plan that only moves: the first of the candidates."""
+        """The plan that only moves: one of the candidates."""
         return replace(self._moves.plan(request), policy=self.name)
+
+    def are_sorted(self, request: PlanRequest) -> bool:
+        return not request.recording.has_host
 
     def candidates(self, request: PlanRequest) -> Iterator[Plan]:
         recording, costs = request.recording, request.costs
@@ -74,28 +76,21 @@ class Auto(PlanPolicy):
         require_feasible_budget(recording, budget_bytes)
         finalists = self._effort.finalists if len(recording.points) <= _LONG else 1
         search = make_plan_search(request, self._effort._replace(finalists=finalists))
-        moved = self._with_recomputes(request, search, [])
-        if moved is None:
+        found = search.all()
+        if not found:
             raise RuntimeError("Auto.candidates: expected moves under a budget that can be met, got none")
-        yield moved
-        if not moved.offloaded_bytes or not candidates_of(recording):
-            return
-        for chosen in search.recomputes():
-            plan = self._with_recomputes(request, search, chosen)
-            if plan is not None:
-                yield plan
+        for _, chosen, absences in found:
+            yield _plan_of(request, chosen, absences)
 
     def with_recomputes(self, request: PlanRequest, chosen: Collection[int]) -> Plan | None:
         """The best plan with these recomputes. None if the recomputed storages and their inputs do not fit together."""
-        return self._with_recomputes(request, make_plan_search(request, self._effort), chosen)
-
-    def _with_recomputes(self, request: PlanRequest, search: _C.PlanSearch, chosen: Collection[int]) -> Plan | None:
-        absences = search.moves(sorted(chosen))
+        absences = make_plan_search(request, self._effort).moves(sorted(chosen))
         return None if absences is None else _plan_of(request, chosen, absences)
 
 
 class FoundPlans(PlanPolicy):
-    """The plans of `auto` that another search has found: the recomputes and the absences of each."""
+    """The plans of `auto` that another search has found, the shortest step first: the recomputes and the absences of
+    each."""
 
     def __init__(self, found: Sequence[tuple[Collection[int], Sequence[AbsenceTuple]]]) -> None:
         self._found = found
@@ -110,6 +105,9 @@ class FoundPlans(PlanPolicy):
 
     @property
     def may_be_corrected(self) -> bool:
+        return True
+
+    def are_sorted(self, request: PlanRequest) -> bool:
         return True
 
     def plan(self, request: PlanRequest) -> Plan:
