@@ -44,7 +44,7 @@ class Guard:
         self.in_flight_bytes: Callable[[], int] = int  # held by copies in flight
         self.window_bytes = 0  # room for them, besides `room_bytes`
         self.earlier = EarlierGraphs()
-        self._freed_bytes = 0  # of earlier graphs, since the last call of take_freed_bytes()
+        self.freed_bytes = 0  # of earlier graphs, since the last call of take_freed_bytes()
         self._candidates: dict[int, tuple[weakref.ref[ManagedStorage], Kept]] = {}  # the first saved comes first
 
     # What is on the device.
@@ -120,12 +120,12 @@ class Guard:
         if over_bytes > 0:
             freed_bytes = self.earlier.evict(over_bytes)
             self.has_acted |= freed_bytes > 0
-            self._freed_bytes += freed_bytes
+            self.freed_bytes += freed_bytes
             self._room_bytes += freed_bytes
 
     def take_freed_bytes(self) -> int:
         """The bytes that graphs of earlier steps held when this was called last, and that were freed since."""
-        freed_bytes, self._freed_bytes = self._freed_bytes, 0
+        freed_bytes, self.freed_bytes = self.freed_bytes, 0
         return freed_bytes
 
     def free_now(self, nbytes: int) -> None:

@@ -166,7 +166,7 @@ class Recorder:
             del self._log[-_FIELDS:]
 
     def left(self, mark: Mark) -> None:
-        """The hook is over."""
+        """The hook is over. Not called if it has done nothing: then its end is its begin."""
         if self._log and not self._is_recomputing:
             self._log[_END], self._log[_END_ISSUED] = mark, self._gauges.issued_ns()
 

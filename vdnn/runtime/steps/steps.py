@@ -642,10 +642,11 @@ class StepWatch:
         """True if a plan decides when this storage and later ones are reloaded."""
         if not self._is_in_hook:
             return False
-        watched = self._step.lifetime_of(managed)
-        if watched is None:
+        step, watched = self._step, managed.watched
+        if watched is None or watched.observer is not step:
             self._used_earlier_save()
-        return watched is not None and self._step.used(watched)
+            return False
+        return step.used(watched)
 
     def _used_earlier_save(self) -> None:
         self._ends.used_earlier_save()

@@ -74,14 +74,17 @@ class ObservedHook:
         step, gauges, stream, end = self.step, self._gauges, self._stream, self._begin
         if step is None:
             return
-        is_idle, self.step = self.is_idle, None
+        has_end, self.step = gauges.reads_ends or not self.is_idle, None  # else its end is its begin
         peak_bytes, _, allocated_bytes = self._peaks
-        if gauges.reads_ends or not is_idle:
+        if has_end:
             end = gauges.mark(stream)
             own = gauges.hook_ends(has_changed=self._context.changes != self._changes)
             peak_bytes, allocated_bytes = max(peak_bytes, own.peak_bytes), own.allocated_bytes
         if step.recorder is not None:
-            step.recorder.left(gauges.mark(stream) if gauges.fall_behind(stream) else end)
+            if gauges.fall_behind(stream):
+                step.recorder.left(gauges.mark(stream))
+            elif has_end:
+                step.recorder.left(end)
         if peak_bytes > step.peak_bytes:
             step.peak_bytes = peak_bytes
         if step.meter is not None:
@@ -270,7 +273,7 @@ class WatchedStep:
 
     def guards(self, managed: ManagedStorage) -> bool:
         """True if the guard keeps a storage that the online policy would offload, until it has to be evicted."""
-        watched = self.lifetime_of(managed)
+        watched = None if self.guard is None else self.lifetime_of(managed)
         if self.guard is None or watched is None or watched.number is None:
             return False
         self.guard.hold(watched.number, managed)
@@ -314,9 +317,10 @@ class WatchedStep:
             if watched is not None and watched.number is not None:
                 guard.is_gone(watched.number)
         guard.make_room()
-        freed_bytes = guard.take_freed_bytes()
-        if freed_bytes and self.recorder is not None:
-            self.recorder.evicted_earlier(freed_bytes)
+        if guard.freed_bytes:
+            freed_bytes = guard.take_freed_bytes()
+            if self.recorder is not None:
+                self.recorder.evicted_earlier(freed_bytes)
 
     # Lifetimes.
 
@@ -365,7 +369,8 @@ class WatchedStep:
     # Called when the copies of a storage change.
 
     def completed(self, watched: WatchedLifetime) -> None:
-        self._notify(Recorder.completed, watched)
+        if self.recorder is not None and watched.number is not None:
+            self.recorder.completed(watched.number)
 
     def released_reload(self, watched: WatchedLifetime) -> None:
         if self.guard is not None and watched.number is not None:
