@@ -68,6 +68,21 @@ def test_searches_of_two_blocks_serve_every_block_and_length(monkeypatch: pytest
     assert shadow.compared - before == recipes > 100
 
 
+def test_a_save_without_a_recipe_is_searched_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is searched in every step, and a trace costs several times as much as the search."""
+    traced = list[object]()
+    make = compiled_search.Trace.__init__
+
+    def noted(self: compiled_search.Trace, *args: Any) -> None:
+        traced.append(args)
+        make(self, *args)
+
+    monkeypatch.setattr(compiled_search.Trace, "__init__", noted)
+    weight = torch.randn(16, 16, requires_grad=True)
+    saving = saved_by(lambda: (weight * 2).exp().sin() @ weight)
+    assert len(traced) == len(saving.recipes)
+
+
 def dropped(p: float) -> Callable[[], torch.Tensor]:
     model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(p), nn.Linear(16, 16))
     return lambda: model(torch.randn(64, 16))

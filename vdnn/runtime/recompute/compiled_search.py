@@ -83,16 +83,16 @@ def find_recipe(
     recipe = searches.run(wanted, our_unpack, avoided)
     if recipe is not None:
         return recipe
-    if searches.made >= _COMPILED:
-        found = search_recipe(wanted, Search(our_unpack, max_depth, expensive, avoided))
-        return None if found is None else found[0]
-    trace = Trace(our_unpack, max_depth, expensive, avoided, wanted)
-    found = search_recipe(wanted, trace)
+    # Without a trace, which costs several times as much: a save without a recipe is searched in vain in every step.
+    found = search_recipe(wanted, Search(our_unpack, max_depth, expensive, avoided))
     if found is None:
         return None
-    compiled = trace.compiled(*found)
-    if compiled is not None:
-        searches.add(compiled)
+    if searches.made < _COMPILED:
+        trace = Trace(our_unpack, max_depth, expensive, avoided, wanted)
+        traced = search_recipe(wanted, trace)
+        compiled = None if traced is None else trace.compiled(*traced)
+        if compiled is not None:
+            searches.add(compiled)
     return found[0]
 
 

@@ -107,7 +107,10 @@ class SessionRecipes:
         self._snapshots = Snapshots()
         # Recomputed only within the tolerance. No recipe reads them: its result might be outside of the tolerance.
         self._inexact: weakref.WeakSet[ManagedStorage] = weakref.WeakSet()
+        self._are_inexact: set[weakref.ref[ManagedStorage]] = self._inexact.data  # type: ignore[attr-defined]
         self._trials_at_use: weakref.WeakKeyDictionary[ManagedStorage, _TrialAtUse] = weakref.WeakKeyDictionary()
+        # As plain containers: to ask a weak one takes a call of Python, also if it is empty, which it usually is.
+        self._wait_for_use: dict[Any, _TrialAtUse] = self._trials_at_use.data  # type: ignore[attr-defined]
         self.norms = NormWatch()
         self._to_encode: AfterOperation[_Encoding] = AfterOperation()
         self._to_try: AfterOperation[_Encoding] = AfterOperation()
@@ -197,7 +200,9 @@ class SessionRecipes:
         if transport is None or self._running.notes_all():
             return None
         recipe = find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH, expensive=True)
-        if recipe is None or any(operand.managed in self._inexact for operand in recipe.operands):
+        if recipe is None:
+            return None
+        if self._are_inexact and any(operand.managed in self._inexact for operand in recipe.operands):
             return None
         if not recipe.is_cheap and codec_for(tensor, self._codecs, transport) is not None:
             return None
@@ -251,6 +256,8 @@ class SessionRecipes:
 
     def _find_owners(self, node: Any) -> None:
         ownerless = self._ownerless_here()
+        if not ownerless:
+            return
         for one in list(ownerless):
             one.tries -= 1
             packed = one.packed()
@@ -264,7 +271,8 @@ class SessionRecipes:
         self, managed: ManagedStorage, recipe: Recipe, save_key: SaveKey | None, form: Form | None, *, discards: bool
     ) -> bool:
         """Tries the recipe. If it succeeds, discards the storage or reports that it can be recomputed."""
-        if any(operand.managed is managed or operand.managed in self._inexact for operand in recipe.operands):
+        operands = [operand.managed for operand in recipe.operands]
+        if managed in operands or (self._are_inexact and any(one in self._inexact for one in operands)):
             return False
         if discards and not self._steps.is_watching:
             recipe = self._snapshots.of(recipe)
@@ -352,6 +360,8 @@ class SessionRecipes:
         """Called when `packed` was unpacked as `tensor`. Tries the recipe of its storage again: see proofs.py."""
         if self._held is not None:
             self._held.release()
+        if not self._wait_for_use:
+            return
         managed = packed.managed
         trial = self._trials_at_use.pop(managed, None)
         if trial is None or trial.recipe is None:
