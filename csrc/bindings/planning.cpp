@@ -187,8 +187,10 @@ std::optional<StepOutcome> local_search(const StepModel& model, std::int64_t bud
 }
 
 std::vector<ChoiceTuple> first_choices_of(const StepModel& model) {
+  const std::vector<Choice> choices = first_choices(model);
   std::vector<ChoiceTuple> tuples;
-  for (const Choice& one : first_choices(model)) {
+  tuples.reserve(choices.size());
+  for (const Choice& one : choices) {
     tuples.emplace_back(one.may_leave, one.options.in_order, one.options.furthest_first);
   }
   return tuples;
@@ -225,6 +227,7 @@ using FoundTuple = std::tuple<std::int64_t, Indices, std::vector<AbsenceTuple>>;
 
 std::vector<FoundTuple> to_tuples(const std::vector<FoundPlan>& found) {
   std::vector<FoundTuple> tuples;
+  tuples.reserve(found.size());
   for (const FoundPlan& one : found) tuples.emplace_back(one.step_ns, one.chosen, to_tuples(one.absences));
   return tuples;
 }

@@ -18,7 +18,7 @@ constexpr int niceness =
     5;  // the training goes first; much less, and a cancelled search would end late on a busy machine
 
 // Thrown between two evaluations; it never leaves this file.
-struct Cancelled {};
+struct Cancelled final : std::exception {};
 
 // Signals belong to the threads of the program.
 class SignalsBlocked {
