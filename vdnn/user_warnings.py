@@ -1,4 +1,4 @@
-"""VdnnWarning: what a user should change. What vdnn handles by itself goes to the logger `vdnn` instead.
+"""VdnnWarning: asks the user for a change. Events that vdnn handles by itself go to the logger `vdnn` instead.
 
 warn() names the line of the user's program. It skips vdnn, the standard library and installed packages, since a session
 is often opened by a trainer, and a save happens below modules of torch.

@@ -1,4 +1,4 @@
-"""One advice: what was seen, what to write instead, and the gain, or why the gain is unknown."""
+"""One advice: the finding, the code to write instead, and the gain, or why the gain is unknown."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def advise(
     name: str | None = None,
     on_progress: Callable[[str], None] = lambda doing: None,
 ) -> Advices:
-    """Find changes that would make this training faster or smaller, using only what was seen of it.
+    """Find changes that would make this training faster or smaller, using only facts that were observed in it.
 
     `steps` real steps run on copies, on the device of the model. Then a step is rehearsed without data on `hardware`,
     unchanged and with each change. `hardware` is as in vdnn.plan; None means the GPU of this machine, or "h100" if it

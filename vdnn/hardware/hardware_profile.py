@@ -55,8 +55,8 @@ class HardwareProfile:
 
     `host` has the figures of a usual host of the card: the `memory_bytes` of it, the rate `memory_bytes_per_s` that its
     memory reaches, and `step_bytes_per_s`, how much of that an optimizer's step on all of its `cores` uses alone.
-    `cards` has `bytes_per_s`: what one card sends to others in collectives while it receives as much. `issue_ns` has
-    the time in which the host issues an `operation`, a `launch` and so on: see HostFigures.
+    `cards` has `bytes_per_s`: the rate at which a card sends to others in collectives and receives as much.
+    `issue_ns` has the time in which the host issues an `operation`, a `launch` and so on: see HostFigures.
     """
 
     name: str

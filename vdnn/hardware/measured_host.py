@@ -1,4 +1,4 @@
-"""MeasuredHost: what this machine's host needs to issue a step, measured here, and the file that keeps it.
+"""MeasuredHost: the time that this machine's host needs to issue a step, measured here, and the file that keeps it.
 
 The file is in the user's cache folder, one for each machine. It is read again only with the same versions, processor
 and GPU. A file that is damaged or cannot be written costs one sentence: the figures are measured again.

@@ -1,4 +1,4 @@
-"""Adds what a session costs the host to the recording of a rehearsed step.
+"""Adds the costs of a session on the host to the recording of a rehearsed step.
 
 A rehearsal counts the time in which the host issues operations. A session adds its hooks, and to each recompute the
 proof of its recipe. Where in a step the hooks run makes little difference, so their time is spread evenly.
@@ -13,7 +13,7 @@ from vdnn.step.recording import Lifetime, Recording
 
 
 def with_session(recording: Recording, host: HostFigures, saves: int, *, synchronizes: bool) -> Recording:
-    """The recording under a session that sees so many saves in a step, those that no plan moves included."""
+    """The recording under a session that sees this number of saves in a step, including saves that no plan moves."""
     total_ns, count = host.save_ns * saves, len(recording.points)
     points = tuple(
         replace(point, issue_ns=point.issue_ns + total_ns * (index + 1) // count - total_ns * index // count)

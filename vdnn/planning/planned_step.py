@@ -3,7 +3,7 @@
 plan_step() is the one place that holds plans to the budget: it corrects plans of our policies that are over it, takes
 the shortest that fits, and refuses plans that do not fit if the caller asks for that.
 
-note_on() says before a run what a user should know about a plan.
+note_on() names the limits of a plan before a run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cell: how one peer trained one workload on one device, and what a step took. One line of a benchmark's results.
+"""Cell: the result of one peer that trained one workload on one device. One line of a benchmark's results.
 
 Benchmarks fill it in while they measure; tables, claims and reports read it. Fields that do not apply are None. Unknown
 fields are ignored, so that the results of a newer benchmark can be read. A field of the wrong type is refused by name.

@@ -1,4 +1,4 @@
-"""The report as plain text: the headline, a table for each comparison, the steps, the sources and what is missing."""
+"""The report as plain text: the headline, a table for each comparison, the steps, the sources and the missing parts."""
 
 from __future__ import annotations
 

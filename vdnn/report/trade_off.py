@@ -1,7 +1,7 @@
 """Draws memory against the time of a step, one picture for each comparison. Peers are points, vdnn is a curve.
 
-Both axes are relative to plain if it was measured, else they are in bytes and ms. A point that takes so much longer
-that the others would lie on one line is drawn at the upper edge, with its name and its number above. A point is filled
+Both axes are relative to plain if it was measured, else they are in bytes and ms. A point that takes far more time
+than the others is drawn at the upper edge, with its name and its number above. A point is filled
 if no other point is better in both memory and time, else hollow.
 """
 

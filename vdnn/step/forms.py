@@ -1,4 +1,4 @@
-"""Forms: what the saves of a step are, without their sizes. By its forms a step of another shape is recognized."""
+"""Forms: the saves of a step without their sizes. They identify a step of another shape."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ _ROUNDING = 0.02
 
 
 def lower_estimate(small: Recording, large: Recording, first: SaveKey) -> Recording | None:
-    """A recording of a step that begins with `first`, which is larger than both; None if they tell nothing sure. Times
-    are estimated likewise, and are no bound."""
+    """A recording of a step that begins with `first`, which is larger than both; None if they give no safe estimate.
+    Times are estimated in the same way, and are not a bound."""
     sizes = list(zip(first_save(small).size, first_save(large).size, first.size, strict=False))
     if len(first.size) != len(sizes) or any(not 0 < least <= most <= wanted for least, most, wanted in sizes):
         return None

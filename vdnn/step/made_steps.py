@@ -1,4 +1,4 @@
-"""Steps that were not recorded, made of those that were: what is planned for them serves steps of other sizes.
+"""Makes steps that were not recorded from recorded ones: their plans serve steps of other sizes.
 
 The step that covers two recorded ones is as large as the larger of the two everywhere. Experts are each largest in
 another step: a plan for one of these steps does not serve the others, but one for the step that covers them does.
@@ -19,7 +19,7 @@ from vdnn.step.recording import Lifetime, Point, PointKind, Recompute, Recording
 
 def covering(one: Recording, other: Recording) -> Recording | None:
     """A recording in which every storage, every point and every time is as large as the larger of the two; None if the
-    two do not save and use the same things in the same order."""
+    two do not save and use the same tensors in the same order."""
     if order_of(one) != order_of(other):
         return None
     lifetimes = tuple(map(_larger_lifetime, one.lifetimes, other.lifetimes))
@@ -40,7 +40,7 @@ def covering(one: Recording, other: Recording) -> Recording | None:
 
 def grown(small: Recording, large: Recording, first: SaveKey, growth: float) -> Recording | None:
     """A recording of a step that begins with `first`, and is larger than `large` by `growth` times the difference of
-    the two; None if they do not save and use the same things in the same order."""
+    the two; None if they do not save and use the same tensors in the same order."""
 
     def more(amounts: Sequence[int]) -> int:
         before, after = amounts
@@ -95,7 +95,7 @@ def beginning_with(first: SaveKey, points: Sequence[Point]) -> list[Point]:
 
 
 def with_whole_peaks(points: Sequence[Point]) -> tuple[Point, ...]:
-    """The same points, with each peak at least what is allocated before and after it, as in every recorded step. Peaks
+    """The same points, each peak at least the bytes allocated before and after it, as in every recorded step. Peaks
     that are made of others may miss that by a little. Plans would then fit where they are searched for, but not where
     they are simulated."""
     before_bytes = [0, *(point.allocated_bytes for point in points)]
@@ -168,7 +168,7 @@ def _forms_of(recording: Recording) -> list[Form]:
 
 
 def recompute_of_size(recompute: Recompute, larger: float) -> Recompute:
-    """The recompute of a storage that is so many times larger."""
+    """The recompute of a storage that is larger by this factor."""
 
     def more(amount: int) -> int:
         return math.ceil(amount * larger)

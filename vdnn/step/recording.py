@@ -1,4 +1,4 @@
-"""Recording: what one training step saved and used, when, how large, and at what cost. Plain data, no torch.
+"""Recording: the saves and uses of one training step, with their times, sizes and costs. Plain data, no torch.
 
 A recording describes the step as it would be with everything kept on the device: the recorder has subtracted stalls and
 corrected for offloaded bytes. Points are the eligible saves and uses of the step in the order in which they happened,

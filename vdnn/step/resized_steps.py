@@ -1,16 +1,16 @@
-"""A step of a size that was not recorded, made of two or three recorded ones on a line of sizes.
+"""Predicts a step of a size that was not recorded, from two or three recorded steps on a line of sizes.
 
-The sizes of first saves are on a line if they grow in proportion: texts of other lengths, images of other sides. What
-training steps are made of (activations, the maps of attention, images) grows along such a line as a polynomial of the
-second degree, so three recorded steps tell every other one.
+The sizes of first saves are on a line if they grow in proportion: texts of other lengths, images of other sides. The
+storages of a step (activations, the maps of attention, images) grow along such a line as a polynomial of the second
+degree, so three recorded steps determine every other one.
 
-[Note: Two steps] Two tell the bytes of a storage all the same, because its sizes grow in proportion one by one. Other
-numbers are between the straight line through both and what grows with the square alone: between the two steps those of
-the straight line are the larger ones, above both those of the square.
+[Note: Two steps] Two steps also determine the bytes of a storage, because each of its sizes grows in proportion. Other
+numbers lie between two curves: the straight line through both steps, and a multiple of the square. Between the two
+steps the straight line is the upper curve, above both steps the square is.
 
-[Note: One step] One step tells a guess, so that the first longer text has a plan. A size of a save that is equal to one
-of the first save, or to a product of them, grows as that one does; sides of images are halved a few times. What
-operations take besides, and their times, grow as the storages do that are saved or used there.
+[Note: One step] One step permits a rough extrapolation, so that the first longer text has a plan. If a size of a save
+equals a size of the first save, or a product of such sizes, it grows in the same way; sides of images are halved a few
+times. Temporary memory and times grow with the storages that are saved or used at that point.
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ class Line(NamedTuple):
         return tuple(size + position * apart for size, apart in zip(self.wanted, self.apart, strict=True))
 
     def from_zero(self, position: int) -> float:
-        """How far this position is from where the first size that changes would be zero."""
+        """The distance of this position from the one at which the first changing size would be zero."""
         return position + max(size / apart for size, apart in zip(self.wanted, self.apart, strict=True) if apart)
 
 
 def lines_through(wanted: Sizes, recorded: dict[Sizes, Recording], *, in_part: bool = False) -> list[Line]:
-    """The lines of sizes that the wanted one is on with two recorded ones or more, the one with most of them first. If
-    the steps of a line do not save and use the same things, nothing can be made of it; or with `in_part` of those alone
-    that are nearest: what a shorter one lacks may be too small to be managed there."""
+    """The lines through the wanted size and at least two recorded sizes, the one with most recorded sizes first.
+
+    A line whose steps do not save and use the same tensors in the same order is left out. With `in_part` it is kept
+    with its nearest steps: a shorter step may lack saves that are too small to be managed there."""
     found: dict[Sizes, dict[int, Recording]] = {}
     for size, recording in recorded.items():
         if len(size) != len(wanted):
@@ -82,7 +83,7 @@ def lines_through(wanted: Sizes, recorded: dict[Sizes, Recording], *, in_part: b
 
 
 def _alike_nearest(steps: dict[int, Recording]) -> dict[int, Recording]:
-    """Those of one order, of which there are two: of the orders, the one nearest to 0. All, if there is none."""
+    """The positions of one order of saves that has at least two of them, nearest to 0; all if there is none."""
     of_order: dict[object, dict[int, Recording]] = {}
     for position in sorted(steps, key=abs):
         of_order.setdefault(order_of(steps[position]), {})[position] = steps[position]
@@ -91,7 +92,7 @@ def _alike_nearest(steps: dict[int, Recording]) -> dict[int, Recording]:
 
 def resized(line: Line, first: SaveKey, position: int) -> Recording | None:
     """The step at a position of a line, which begins with `first`; None if it is below all recorded ones, or if they
-    tell nothing about it."""
+    do not determine it."""
     if position < min(line.recorded):
         return None
     chosen = _telling(line.recorded, position)
@@ -152,8 +153,8 @@ def guessed(recording: Recording, first: SaveKey) -> Recording:
 
 
 def _fixed_bytes(recording: Recording, live: list[int]) -> list[int]:
-    """The bytes at each point that do not grow: what is allocated in all of the step, and in its backward pass more and
-    more of what stays until its end, the gradients of parameters."""
+    """The bytes at each point that do not grow: the memory that is allocated during the whole step, and in the backward
+    pass the gradients of parameters, which accumulate until its end."""
     others = [point.allocated_bytes - held for point, held in zip(recording.points, live, strict=True)]
     until_end = list(itertools.accumulate(reversed(others), min))[::-1]
     is_use = [point.kind is not PointKind.SAVE for point in recording.points]
@@ -163,8 +164,8 @@ def _fixed_bytes(recording: Recording, live: list[int]) -> list[int]:
 
 
 def _grown(size: int, index: int, before: Sizes, after: Sizes) -> int:
-    """One size of a save, the first one at `index` 0, if the first save has these sizes after it had those. The largest
-    product that explains it counts."""
+    """One size of a save (of the first save at `index` 0), if the sizes of the first save change from the old to the
+    new ones. The largest product that explains the size counts."""
     found = [(0, size)]
     for count in range(1, len(before) + 1):
         for chosen in itertools.combinations(range(len(before)), count):
@@ -199,7 +200,7 @@ class _Polynomial:
         self._is_above = wanted > upper
 
     def value(self, amounts: Sequence[int]) -> int:
-        """See [Note: Two steps]. What three steps tell is kept within the same bounds, because times are measured."""
+        """See [Note: Two steps]. Values from three steps stay within the same bounds, because times are measured."""
         lower, upper = (amounts[index] for index in self._pair)
         change = max(0, upper - lower) if self._is_above else upper - lower
         line, square = upper + change * self._along_line, upper + change * self._with_square

@@ -1,4 +1,4 @@
-"""Timeline: what the compute stream and the copy engines did in one step, and how many bytes were allocated.
+"""Timeline: the work of the compute stream and the copy engines in one step, and the allocated bytes.
 
 Predicted and measured timelines have one type, so the error of a prediction is the difference of two of them. Times are
 nanoseconds since the step began.

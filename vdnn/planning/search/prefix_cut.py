@@ -1,6 +1,6 @@
-"""prefix-cut: offloads what is saved first and keeps what is saved last (SSDTrain's cut of a step in two).
+"""prefix-cut: offloads the first saves and keeps the last ones (SSDTrain's cut of a step in two).
 
-What is saved last is used first, so offloading it hardly frees memory before it has to be reloaded. Storages are kept
+The last saves are used first, so offloading them hardly frees memory before they have to be reloaded. Storages are kept
 from the end of the forward pass backwards, as long as every point stays under the budget; the others are offloaded.
 Within the budget, each is released late, so that its copy has more time, and reloaded early, the first needed first.
 """
