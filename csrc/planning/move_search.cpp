@@ -17,7 +17,8 @@ constexpr double most_effort = 12'000'000;
 constexpr std::int64_t most_evaluations = 20'000;
 constexpr double least_evaluations = 600;
 constexpr double least_share = 0.25;  // of the least, for a quick search
-constexpr std::int64_t rungs = 12;  // of the ladder, from the least budget to the one at which nothing is offloaded
+constexpr std::int64_t rungs = 12;    // of the ladder, from the least budget to the one at which nothing is offloaded
+constexpr std::int64_t long_stride = 4;
 // All plans of a step are tried if there are at most this many.
 constexpr std::int64_t most_tried = 4000;
 
@@ -54,7 +55,10 @@ class MoveSearch {
     if (best_.has_value()) return best_->moves;  // nothing is slowed down, so nothing can be faster
     const std::int64_t least = model_.shape().least_bytes();
     const std::int64_t most = model_.shape().most_bytes();
-    for (std::int64_t rung = 0; rung < rungs; ++rung) {
+    // A quick search of a long step has fewer evaluations on a rung than starts: it climbs fewer rungs.
+    const auto count_of_starts = static_cast<std::int64_t>(starts.size() + orders_.size());
+    const std::int64_t stride = effort_ / (2 * rungs) < count_of_starts ? long_stride : 1;
+    for (std::int64_t rung = 0; rung < rungs; rung += stride) {
       const std::int64_t rung_bytes = least + (most - least) * rung / rungs;
       if (rung_bytes < budget_bytes_) search(rung_bytes, effort_ / (2 * rungs), starts);
     }

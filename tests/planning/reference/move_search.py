@@ -24,7 +24,9 @@ from vdnn.step.recording import Recording
 # Evaluations for a step of one point; longer steps get fewer, within the limits below.
 _EFFORT = 12_000_000
 _MOST_EVALUATIONS, _LEAST_EVALUATIONS = 20_000, 600
+_LEAST_SHARE = 0.25  # of the least, for a quick search
 _RUNGS = 12  # of the ladder, from the least budget to the one at which nothing has to be offloaded
+_LONG_STRIDE = 4
 # All plans of a step are tried if there are at most this many.
 _MOST_TRIED = 4000
 # Starts that use only gaps at least this many times as long as their two copies together.
@@ -45,7 +47,8 @@ def best_moves(recording: Recording, costs: LinkCosts, budget_bytes: int, scale:
     model = make_step_model(recording, gaps, costs)
     kept_ns, least = recording.kept_ns, least_bytes(recording)
     effort = round(scale * _EFFORT / len(recording.points))
-    effort = max(_LEAST_EVALUATIONS, min(_MOST_EVALUATIONS, effort))
+    least_effort = int(_LEAST_EVALUATIONS * min(1.0, max(_LEAST_SHARE, scale)))
+    effort = max(least_effort, min(_MOST_EVALUATIONS, effort))
     compute_ns = [point.compute_ns for point in recording.points]
     orders = list(orders_of_leaving_out(compute_ns, gaps, costs))
     starts = list(all_gaps(gaps))
@@ -60,7 +63,9 @@ def best_moves(recording: Recording, costs: LinkCosts, budget_bytes: int, scale:
     candidates = [candidate(one) for one in at_once if one is not None and one.step_ns <= kept_ns]
     if candidates:
         return min(candidates).absences  # nothing is slowed down, so nothing can be faster
-    for rung_bytes in (*_ladder(least, recording.peak_bytes, budget_bytes), budget_bytes):
+    # A quick search of a long step has fewer evaluations on a rung than starts: it climbs fewer rungs.
+    stride = _LONG_STRIDE if effort // (2 * _RUNGS) < len(starts) + len(orders) else 1
+    for rung_bytes in (*_ladder(least, recording.peak_bytes, budget_bytes, stride), budget_bytes):
         share = effort // 2 if rung_bytes == budget_bytes else effort // (2 * _RUNGS)
         search = Search(model, gaps, rung_bytes, kept_ns, share)
         found = search.run([*starts, *covers(rung_bytes)])
@@ -80,9 +85,9 @@ def _bytes_of(gaps: Sequence[Gap], absences: Sequence[AbsenceTuple]) -> int:
     return sum(gaps[gap].nbytes for gap, _, _ in absences)
 
 
-def _ladder(least: int, most: int, budget_bytes: int) -> Iterator[int]:
+def _ladder(least: int, most: int, budget_bytes: int, stride: int) -> Iterator[int]:
     """The rungs below the budget, from the least of the step to its most. They do not depend on the budget."""
-    for rung in range(_RUNGS):
+    for rung in range(0, _RUNGS, stride):
         rung_bytes = least + (most - least) * rung // _RUNGS
         if rung_bytes < budget_bytes:
             yield rung_bytes

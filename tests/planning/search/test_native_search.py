@@ -86,6 +86,19 @@ def test_long_steps_are_searched_like_the_reference(seed: int, share: float, has
     assert search.evaluations > before
 
 
+def test_a_quick_search_of_a_long_step_climbs_few_rungs() -> None:
+    """Its 400 evaluations (12,000,000 / 3,001 points, a tenth of them) would be taken by the starts of all rungs."""
+    recording = long_step(7, 1500, has_host=False)
+    least, most = least_bytes(recording), recording.peak_bytes
+    request = PlanRequest(recording, _LINK, least + (most - least) // 4)  # above three of the twelve rungs
+    quick = make_plan_search(request, QUICK)
+    assert quick.moves([]) == list(best_moves(*request, QUICK.moves))
+    starts = 4 + 13  # choices with all gaps, and covers
+    assert 300 < quick.evaluations <= 1 + 13 + starts + 400 // 2 + 400 // 4, (
+        "at once, on one rung, at the budget, moved"
+    )
+
+
 def test_a_full_search_is_that_of_the_reference() -> None:
     recording = long_step(5, 24, has_host=False)
     budget_bytes = (least_bytes(recording) + recording.peak_bytes) // 2
