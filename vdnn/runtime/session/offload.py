@@ -103,8 +103,9 @@ def offload(
         limits: Further limits of memory, such as ``vdnn.Limits(host_budget="64GiB")``, that few trainings need.
         model: The model that ``optimizer`` trains. Given, the session checks that its parameters are the optimizer's.
             ``parameters`` needs it.
-        optimizer: The optimizer, or several, whose state lives on the host between steps. Its own ``step`` then runs on
-            the device on slices of its parameters, with the same bits (docs/training-state.md).
+        optimizer: The optimizer, or several, whose state lives on the host between steps, as far as that makes the step
+            shortest under the budget. Its own ``step`` runs on the device on slices of its parameters, with the same
+            bits (docs/training-state.md).
         optimizer_on: ``"cpu"`` runs the step of ``optimizer`` on the CPU. Only gradients and parameters then cross the
             link; results differ in the last bits.
         optimizer_step: ``"deferred"`` updates each parameter just ahead of its next use in a forward pass, so that the
