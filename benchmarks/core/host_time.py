@@ -2,11 +2,11 @@
 
 Small models have the structure of models of full size, and follow the plans of these. They run on one thread, with
 garbage collection on. All ways run in turn in one process, and a figure is the median of the processor time of the
-training thread, which other load on the machine disturbs less than it disturbs the clock. A step is measured behind
-another one of its way, as in a loop: the first one finds the caches and the garbage of other ways, which costs 0.05 to
-0.15 plain steps behind checkpointing. Module hooks, settings and the end of the step are in it. `excess` is the time
-over plain as a share of what checkpointing every block takes over plain, which contains a second forward. The table
-goes to stdout, the progress to stderr.
+training thread, which other load on the machine disturbs less than it disturbs the clock. A step is measured after
+another one of its way, as in a loop: right after a step of another way it would also pay for the caches and the garbage
+of that, 0.05 to 0.15 plain steps after checkpointing. Module hooks, settings and the end of the step are in it.
+`excess` is the time over plain as a share of what checkpointing every block takes over plain, which contains a second
+forward. The table goes to stdout, the progress to stderr.
 """
 
 from __future__ import annotations

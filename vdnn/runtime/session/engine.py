@@ -272,8 +272,9 @@ class Engine:
                 self.state_room.stepped(self.steps)
 
     def _managed_states(self) -> list[OptimizerState]:
-        """Those that sessions manage now."""
-        return [state for state in self.optimizer_states if state.owner is not None]
+        """Those that sessions which are entered here manage now, in an order that does not depend on the process."""
+        managed = [one for one in self.optimizer_states if any(one.owner is entry.session for entry in self._entries)]
+        return sorted(managed, key=lambda one: one.number)
 
     def _trains_here(self, optimizer: torch.optim.Optimizer) -> bool:
         # A GPU's backward and its hooks run on threads of their own. There, look for a parameter of this session.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 import types
 import weakref
@@ -58,6 +59,7 @@ class OptimizerState:
     def __init__(self, optimizer: Optimizer) -> None:
         refuse_what_mixes(optimizer)
         self.name = type(optimizer).__name__
+        self.number = next(_numbers)
         self._reference = weakref.ref(optimizer, self._gone)
         self.moved = MovedBytes()
         self.gradients = AwayGradients()
@@ -94,8 +96,8 @@ class OptimizerState:
         on_cpu: bool = False,
         stays: Callable[[torch.Tensor], bool] = lambda _: False,
     ) -> None:
-        """`session` manages the state from now on: what there is leaves the device. `on_cpu`: it steps on the CPU.
-        `stays`: True for a parameter whose state has room on the device."""
+        """`session` manages the state from now on. It leaves the device, except the state of parameters for which
+        `stays` is True. `on_cpu`: it steps on the CPU."""
         optimizer = self.optimizer
         if self.owner is not None and self.owner is not session:
             raise VdnnError(
@@ -494,6 +496,7 @@ def _references_in_one_place() -> int:
     return sys.getrefcount(host.tensor)
 
 
+_numbers = itertools.count()  # in the order in which sessions were first given the optimizers
 _IN_ONE_PLACE = _references_in_one_place()
 _states: weakref.WeakKeyDictionary[Optimizer, OptimizerState] = weakref.WeakKeyDictionary()
 

@@ -7,7 +7,7 @@ the room that is left.
 
 [Note: State leaves again] What stays was decided for the steps that were known. A step for whose size there is no plan
 gets the room: all state leaves at once. Once the plans have settled with the new steps, it is decided again, a bounded
-number of times. Behind a step that exceeded its budget all state leaves for good.
+number of times. After a step that exceeded its budget all state leaves for good.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _PARTS = 4  # of the state that could stay, which are compared
 _MOST_DECISIONS = 4
 
 
-class PlannedSteps(Protocol):
-    """The plans of a session."""
+class PredictedSteps(Protocol):
+    """The steps of a session, as far as it has plans for them."""
 
     @property
     def are_plans_settled(self) -> bool: ...
@@ -36,7 +36,7 @@ class PlannedSteps(Protocol):
     def fits_with(self, more_bytes: int) -> bool: ...
 
 
-class State(Protocol):
+class ManagedState(Protocol):
     """The state of one optimizer that a session manages."""
 
     def bytes_away(self) -> list[tuple[int, int]]:
@@ -53,7 +53,7 @@ class State(Protocol):
 class StateRoom:
     """The state of the optimizers of one engine. `staying` are the ids of the parameters whose state stays."""
 
-    def __init__(self, states: Callable[[], Sequence[State] | None]) -> None:
+    def __init__(self, states: Callable[[], Sequence[ManagedState] | None]) -> None:
         """`states` are those that sessions manage now, None once the engine is gone."""
         self.staying: set[int] = set()
         self.line = ""  # for the report
@@ -66,16 +66,17 @@ class StateRoom:
         """True if the state of `parameter` stays."""
         return id(parameter) in self.staying
 
-    def stepped(self, steps: PlannedSteps) -> None:
-        """Called behind each step of an optimizer."""
+    def stepped(self, steps: PredictedSteps) -> None:
+        """Called after each step of an optimizer."""
         if self.staying and steps.steps_over_budget > self._over_before:
             self._decisions = _MOST_DECISIONS
             self.leave()
         if self._decisions >= _MOST_DECISIONS or self.staying:
             return
         states = self._states() or ()
-        now = tuple(map(sum, zip(*(state.crossed() for state in states), strict=True))) if states else (0, 0)
-        before, self._crossed = self._crossed, (now[0], now[1])
+        crossed = [state.crossed() for state in states]
+        now = sum(nbytes for nbytes, _ in crossed), sum(waited_ns for _, waited_ns in crossed)
+        before, self._crossed = self._crossed, now
         if before is None or now[0] <= before[0] or not steps.are_plans_settled:
             return
         self._decisions += 1
@@ -86,8 +87,8 @@ class StateRoom:
         self,
         away: Collection[tuple[int, int]],
         before: tuple[int, int],
-        now: tuple[int, ...],
-        steps: PlannedSteps,
+        now: tuple[int, int],
+        steps: PredictedSteps,
     ) -> None:
         """The parameters that are stepped first keep their state: while they are, that of others comes."""
         waits = (now[1] - before[1]) / (now[0] - before[0])  # ns a byte
