@@ -785,6 +785,7 @@ class RunningModules:
     """Follows the calls of modules. See csrc/hooks/running_modules.h."""
 
     notes_everything: bool  # also while the gate serves a settled step
+    needs_boundaries: bool  # settled steps need facts that are noted at calls of modules
     def __new__(cls, *parts: object) -> RunningModules: ...
     def enter(self, module: Any, arguments: object, /) -> None:
         """A call of this module begins on this thread, with these positional arguments."""
@@ -811,6 +812,10 @@ class RunningModules:
         """True if all facts are noted on this thread now."""
     def begin_anew(self, of_thread: object, /) -> None:
         """No module runs any more. The attribute `stack` of `of_thread` is the list of a thread."""
+
+def calls_rest(begins: bool, /) -> None:
+    """A watch of this thread does not follow calls of modules from now on, or follows them again: what is not read at a
+    save is not known then."""
 
 def modules_around(node: int, /) -> list[int]:
     """The ids of the modules at the last module boundary ahead of this node and at the first behind it, where no
@@ -907,7 +912,8 @@ class Gate:
     def __new__(cls, *parts: object) -> Gate: ...
     def pack(self, tensor: Any, /) -> Any: ...
     def unpack(self, packed: Any, /) -> Any: ...
-    def open(self, script: Script, stack: list[Any], /) -> None: ...
+    def open(self, script: Script, stack: list[Any] | None, /) -> None:
+        """`stack`: the modules that run; None if the step does not follow them."""
     def close(self, /) -> int:
         """Returns the position."""
     def advance(self, /) -> None: ...

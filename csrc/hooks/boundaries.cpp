@@ -17,10 +17,20 @@ void Boundaries::cross(const Boundary& boundary) {
   has_skipped_ = has_skipped_ || !boundary.is_read;
 }
 
+void Boundaries::rest(bool begins) {
+  resting_ += begins ? 1 : -1;
+  if (count_ > 0) {
+    cross({last_[(count_ - 1) % kMost].node, 0, false});
+  }
+}
+
 void Boundaries::read(std::int64_t node) {
   const Boundary* last = count_ == 0 ? nullptr : &last_[(count_ - 1) % kMost];
   if (last == nullptr || last->node != node || !last->is_read) {
     cross({node, 0, true});
+  }
+  if (resting_ > 0) {
+    cross({node, 0, false});
   }
 }
 

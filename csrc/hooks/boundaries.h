@@ -21,6 +21,8 @@ class Boundaries final {
   static Boundaries& here();
 
   void cross(const Boundary& boundary);
+  // A watch of calls rests from now on, or no more. While one does, every reading has an unread boundary behind it.
+  void rest(bool begins);
   // The settings were read behind the last node that is older than this one.
   void read(std::int64_t node);
 
@@ -40,6 +42,7 @@ class Boundaries final {
   std::array<Boundary, kMost> last_{};
   std::size_t count_ = 0;
   bool has_skipped_ = false;
+  int resting_ = 0;
 };
 
 }  // namespace vdnn::hooks

@@ -36,7 +36,7 @@ enum Part {
 struct Gate final {
   PyObject_HEAD std::array<PyObject*, kParts> parts;
   PyObject* tutor;         // told of each hook of a step that is learned; or null
-  PyObject* stack;         // the running modules of the thread that saves
+  PyObject* stack;         // the running modules of the thread that saves; null: the step does not follow them
   ScriptObject* followed;  // null: closed
   Ledger* ledger;
   Mover* mover;  // of its parts

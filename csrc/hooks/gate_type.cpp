@@ -15,16 +15,20 @@ PyTypeObject* type_of_gates = nullptr;
 PyObject* open(PyObject* self, PyObject* arguments) {
   Gate* gate = gate_of(self);
   PyObject *script = nullptr, *stack = nullptr;
-  if (!PyArg_ParseTuple(arguments, "O!O!", script_type(), &script, &PyList_Type, &stack)) {
+  if (!PyArg_ParseTuple(arguments, "O!O", script_type(), &script, &stack)) {
     return nullptr;
   }
+  if (stack != Py_None && !PyList_CheckExact(stack)) {
+    PyErr_SetString(PyExc_TypeError, "expected a list of modules or None");
+    return nullptr;
+  }
+  const bool has_stack = stack != Py_None;
   Py_INCREF(script);
   Py_XSETREF(gate->followed, reinterpret_cast<ScriptObject*>(script));
-  Py_INCREF(stack);
-  Py_XSETREF(gate->stack, stack);
+  Py_XSETREF(gate->stack, has_stack ? Py_NewRef(stack) : nullptr);
   gate->ledger->begin_step(gate->followed->script.lifetimes);
   gate->position = 0;
-  gate->noted_depth = PyList_GET_SIZE(stack);
+  gate->noted_depth = has_stack ? PyList_GET_SIZE(stack) : 0;
   gate->save_thread = PyThread_get_thread_ident();
   gate->use_thread = 0;
   gate->attention = 0;

@@ -46,6 +46,7 @@ struct RunningModules final {
   PyObject* gate;       // or null
   Needs* needs;
   char notes_everything;
+  char needs_boundaries;
 };
 
 PyObject* stack_name = nullptr;
@@ -340,6 +341,7 @@ PyObject* need(PyObject* self, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "Kb", &module, &facts)) {
     return nullptr;
   }
+  running_of(self)->needs_boundaries = 1;
   (*running_of(self)->needs)[static_cast<std::uintptr_t>(module)] |= facts;
   Py_RETURN_NONE;
 }
@@ -367,6 +369,11 @@ PyObject* begin_anew(PyObject* self, PyObject* of_thread) {
 }
 
 // Functions of the module.
+
+PyObject* calls_rest(PyObject*, PyObject* begins) {
+  Boundaries::here().rest(begins == Py_True);
+  Py_RETURN_NONE;
+}
 
 PyObject* modules_around(PyObject*, PyObject* number) {
   std::int64_t node = 0;
@@ -458,6 +465,7 @@ PyMethodDef methods[] = {
 
 PyMemberDef members[] = {
     {"notes_everything", T_BOOL, offsetof(RunningModules, notes_everything), 0, nullptr},
+    {"needs_boundaries", T_BOOL, offsetof(RunningModules, needs_boundaries), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 
@@ -476,6 +484,7 @@ PyType_Spec spec = {"vdnn._C.RunningModules", sizeof(RunningModules), 0, Py_TPFL
 
 PyMethodDef functions[] = {
     {"modules_around", modules_around, METH_O, nullptr},
+    {"calls_rest", calls_rest, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

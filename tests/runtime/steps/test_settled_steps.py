@@ -290,7 +290,8 @@ def test_no_storage_of_a_settled_step_is_managed_by_python(offloads: bool, monke
 
 @pytest.mark.parametrize("offloads", [False, True])
 def test_a_first_save_that_only_the_gate_can_tell_apart_is_followed_by_python(offloads: bool) -> None:
-    """Its key is that of the settled step: a module of the same name in a copy of the model saves it."""
+    """Its key is that of the settled step: a module of the same name in a copy of the model saves it. The calls of
+    modules are followed, because one is marked."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh()) for _ in range(4)])
     x = torch.rand(8, 16)
@@ -300,6 +301,8 @@ def test_a_first_save_that_only_the_gate_can_tell_apart_is_followed_by_python(of
         of(x).sum().backward()
         return [one.grad.clone() for one in of.parameters() if one.grad is not None]
 
+    marked = torch.nn.Linear(1, 1)
+    vdnn.keep(marked)
     other = copy.deepcopy(model)
     expected = gradients(other)
     with vdnn.VirtualMachine("titan-x", fake=False) as machine:

@@ -153,6 +153,7 @@ class SessionRecipes:
         need = self._running.need
         for node in recipe.nodes:
             if not were_observed_at_save(node):
+                self._running.needs_boundaries = True
                 for module in _C.modules_around(node):
                     need(module, SETTINGS)
             norm = _C.maker_of_norm(node)

@@ -43,7 +43,7 @@ class Lesson:
         """It begins with the first save."""
         self.step = step
         self.executor = executor
-        self._stack = modules.stack()
+        self._running = modules
         self._counters = counters
         self._resident_bytes = resident_bytes
         self._events: list[Event] = []
@@ -108,8 +108,9 @@ class Lesson:
             return
         if event.reason is not Kept.SMALL:
             self._recomputes.saved(len(self._events))
-        if self._stack:
-            self._modules[len(self._events)] = weakref.ref(self._stack[-1])
+        module = self._running.innermost()
+        if module is not None:
+            self._modules[len(self._events)] = weakref.ref(module)
         self._events.append(event)
         own = packed.managed if type(packed) is PackedView else None
         if self._recomputes.look(own) and event.lifetime != NO_LIFETIME and not event.encoded:
@@ -214,7 +215,7 @@ class Lesson:
     def _event(
         self, kind: EventKind, tensor: torch.Tensor, lifetime: int, planned: int | None, *, is_new: bool
     ) -> Event:
-        stack = self._stack
+        stack = self._running.stack()
         return Event(
             kind,
             lifetime,

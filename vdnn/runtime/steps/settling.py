@@ -40,6 +40,7 @@ _MOST_FAILURES = 3
 # Steps of so many shapes are settled under one plan at a time. The script of one takes about 500 bytes of the host for
 # each save and use: 0.25 MB for the 12 blocks of GPT-2.
 _MOST_SHAPES = 32
+_MOST_PATIENCE = 1024  # steps: see _Rest
 
 
 @dataclass
@@ -69,6 +70,24 @@ class Light(Protocol):
 
 
 @dataclass
+class _Rest:
+    """When calls of modules need not be followed: see [Note: Rest] in module_watch.py. Each time that they had to be
+    followed after all, it takes twice as many steps until they rest again."""
+
+    patience: int = 1
+    steps_left: int = 0
+
+    def step_ended(self) -> bool:
+        """A settled step that needs no calls is over. True if they may rest."""
+        self.steps_left = max(0, self.steps_left - 1)
+        return not self.steps_left
+
+    def failed(self) -> None:
+        self.patience = min(2 * self.patience, _MOST_PATIENCE)
+        self.steps_left = self.patience
+
+
+@dataclass
 class Followed:
     """The settled step that runs."""
 
@@ -77,6 +96,7 @@ class Followed:
     executor: Executor
     counters: Counters
     habit: _Habit
+    modules: ModuleWatch
     needs_replay: bool = False  # the gate is closed, and the Python hooks have not continued
     to_encode: tuple[EncodedSave, ...] = ()  # at the event that is being served
     encoded_at: int = -1  # the last event at which that was done
@@ -92,6 +112,7 @@ class Settling:
         self.is_expected = False  # the last step was settled from its first to its last save
         self.manage_kept: Callable[[Followed], None] = lambda _: None  # lets guards evict what the gate keeps
         self._ends = ends
+        self._rest = _Rest()
         self._lesson: tuple[Lesson, _Habit] | None = None
         self._last: _Last | None = None
         self._habits: weakref.WeakKeyDictionary[Executor, OrderedDict[Opening, _Habit]] = weakref.WeakKeyDictionary()
@@ -131,12 +152,21 @@ class Settling:
         from this save on: then this is True. Learns any other step."""
         gate, executor = self.gate, step.executor
         habit = None if executor is None else self._habit(step, executor)
+        if modules.rests and not (
+            may_settle
+            and step.recorder is None
+            and step.meter is None
+            and habit is not None
+            and habit.is_settled
+            and modules.may_rest
+        ):
+            self._follow_modules(modules)
         if gate is None or executor is None or habit is None or step.recorder is not None:
             return False
         if habit.is_settled and habit.script is not None:
-            if may_settle and step.meter is None:
-                self.followed = Followed(habit.script, step, executor, counters, habit)
-                gate.open(habit.script.native, modules.stack())
+            if may_settle and step.meter is None and not modules.reads_frames:
+                self.followed = Followed(habit.script, step, executor, counters, habit, modules)
+                gate.open(habit.script.native, None if modules.rests else modules.stack())
                 if self.light is not None:
                     self.light.begin(self.followed)
                 self._ends.keeps_natively(gate)
@@ -218,11 +248,17 @@ class Settling:
             self._replay(followed, len(followed.script.events))
 
     def _replay(self, followed: Followed, end: int, *, has_encoded: bool = False) -> None:
+        self._follow_modules(followed.modules)
         followed.script.replay(followed.step, end, has_encoded=has_encoded)
         # A guard may have to evict what the gate kept. If a recompute reads it, later saves of the same bytes must find
         # the same storage.
         if followed.step.guard is not None or followed.executor.recomputes:
             self.manage_kept(followed)
+
+    def _follow_modules(self, modules: ModuleWatch) -> None:
+        if modules.rests:
+            self._rest.failed()
+            modules.follow()
 
     def leave_step(self) -> None:
         """The step is over. What it saved and is still alive outlives it: guards of later steps may evict that."""
@@ -264,11 +300,13 @@ class Settling:
 
     # At the end of a step.
 
-    def step_ended(self) -> None:
+    def step_ended(self, modules: ModuleWatch) -> None:
         """The running step is over, and what it was is known."""
-        if self.followed is None:
+        followed, self.followed = self.followed, None
+        if followed is None:
             self.is_expected = False
-        self.followed = None
+        may_rest = self.is_expected and followed is not None
+        modules.step_ended(may_rest=may_rest and self._rest.step_ended())
         if self._lesson is None or self.gate is None:
             return
         (lesson, habit), self._lesson = self._lesson, None

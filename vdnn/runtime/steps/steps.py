@@ -293,7 +293,7 @@ class StepWatch:
         """Counts the memory of a step whose saves all passed through."""
         transport, gauges, planner = self.transport, self.gauges, self.options.planner
         self._step.abandon_recorder()
-        self.settling.step_ended()
+        self.settling.step_ended(self._modules)
         if transport is None or gauges is None or planner is None:
             return
         gauges.mark(transport.current_stream())
@@ -320,7 +320,7 @@ class StepWatch:
 
     def _end_micro_batch(self, outliving: list[ManagedStorage]) -> None:
         step = self._step
-        self.settling.step_ended()
+        self.settling.step_ended(self._modules)
         self._plans.tell_kind(step.keys)
         self._finish_observers(step, outliving)
         self._plans.ended(step.keys)
