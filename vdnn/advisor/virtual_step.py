@@ -20,11 +20,11 @@ from vdnn.advisor.change import Change
 from vdnn.advisor.convolution_weights import ConvolutionWeights, convolution_weights, to_channels_last
 from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.host_syncs import HostSync
-from vdnn.advisor.logits import LogitsWatch
 from vdnn.advisor.optimizer_state import OptimizerForm, form_of
 from vdnn.advisor.parts import Parts, Training
 from vdnn.hardware import HardwareProfile
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.rehearsal.logits import LogitsWatch
 from vdnn.runtime.rehearsal.stage import stage
 from vdnn.runtime.session.offload import offload
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from vdnn.bytesize import format_bytes
@@ -23,6 +24,7 @@ _OF_TRAININGS = {
     "ranks": "--ranks",
     "shard": "--shard",
 }
+AUTO_PASSES = "auto"
 # Options that only plans of one step have, with what they are if they are not given.
 _OF_STEPS = {
     "policy": ("--policy", "auto"),
@@ -44,7 +46,11 @@ def add_training_options(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--allow", metavar="NAMES", help="cpu-step, deferred, in-backward, separated by commas. Default: none (exact)"
     )
-    group.add_argument("--micro-batches", type=int, metavar="N", help="passes of the batch before each step")
+    group.add_argument(
+        "--micro-batches",
+        metavar="N",
+        help="passes of the batch before each step; auto: --batch is the whole batch, in the fastest number of passes",
+    )
     group.add_argument("--master-weights", action="store_true", help="the optimizer's state and masters in float32")
     group.add_argument("--clip", action="store_true", help="gradients are clipped by their norm")
     group.add_argument("--ranks", type=int, metavar="N", help="the training runs on N cards: plan one of them")
@@ -83,8 +89,15 @@ def is_training(options: argparse.Namespace) -> bool:
         raise ValueError("--shard: expected --ranks beside it, because one card has nothing to share.")
     if options.ranks is not None and options.ranks < 2:
         raise ValueError(f"--ranks: expected a number of cards, 2 or more, got {options.ranks}.")
-    if options.micro_batches is not None and options.micro_batches < 1:
-        raise ValueError(f"--micro-batches: expected a number, 1 or more, got {options.micro_batches}.")
+    if options.micro_batches not in (None, AUTO_PASSES):
+        passes = options.micro_batches
+        if not passes.isdigit() or int(passes) < 1:
+            raise ValueError(f"--micro-batches: expected a number, 1 or more, or {AUTO_PASSES}, got {passes}.")
+    if options.micro_batches == AUTO_PASSES and options.largest_batch:
+        raise ValueError(
+            f"--micro-batches {AUTO_PASSES} and --largest-batch: expected one of them. The passes are chosen for one "
+            "whole batch."
+        )
     return True
 
 
@@ -121,7 +134,7 @@ def plan_whole_training(
             found[batch] = planner.report(batch)
         except (BudgetError, InvalidArgumentError) as refused:
             if len(batches) == 1:
-                raise
+                raise planner.with_ways_out(refused, batch) from None
             found[batch] = f"does not fit: {refused}"
     on_progress("")
     reports = [one for one in found.values() if isinstance(one, TrainingReport)]
@@ -153,37 +166,64 @@ class _Planner:
         self, options: argparse.Namespace, make: Callable[[int], Any], terms: Any, on_progress: Callable[[str], None]
     ) -> None:
         self._options, self._make, self._terms, self._on_progress = options, make, terms, on_progress
-        self._known: dict[int, Any] = {}
+        self._known: dict[tuple[int, int | None, int], Any] = {}
 
-    def rehearsed(self, batch: int) -> Any:
+    @property
+    def _passes(self) -> int | None:
+        given = self._options.micro_batches
+        return None if given in (None, AUTO_PASSES) else int(given)
+
+    def rehearsed(self, batch: int, passes: int | None = None, loss_chunks: int = 0) -> Any:
         from vdnn.runtime.rehearsal.rehearsal import subject_of
         from vdnn.runtime.rehearsal.training_ahead import rehearsed_training
 
-        if batch not in self._known:
+        passes = self._passes if passes is None else passes
+        if (batch, passes, loss_chunks) not in self._known:
             options = self._options
-            self._known[batch] = rehearsed_training(
+            self._known[batch, passes, loss_chunks] = rehearsed_training(
                 subject_of(self._make, batch),
                 self._terms,
                 name=options.function,
                 on_progress=lambda doing: self._on_progress(f"batch {batch}: {doing}"),
                 optimizer=options.optimizer,
                 master_weights=options.master_weights,
-                micro_batches=options.micro_batches,
+                micro_batches=passes,
+                loss_chunks=loss_chunks,
                 clips=True if options.clip else None,
             )
-        return self._known[batch]
+        return self._known[batch, passes, loss_chunks]
 
     def report(self, batch: int) -> Any:
+        """The plan of this batch, in the fastest number of passes if the user asks for that."""
+        from vdnn.runtime.rehearsal.chosen_passes import fastest_passes
+
+        if self._options.micro_batches != AUTO_PASSES:
+            return self._report(batch, None)
+        return fastest_passes(batch, partial(self._report, certify=False), self._report)
+
+    def _report(self, batch: int, passes: int | None, *, certify: bool = True) -> Any:
         from vdnn.runtime.rehearsal.training_ahead import planned_training, shown_optimizer
 
         return planned_training(
-            self.rehearsed(batch),
+            self.rehearsed(batch, passes),
             self._terms,
             batch=batch,
             optimizer=shown_optimizer(self._options.optimizer, self._options.master_weights),
-            certify=not self._options.no_bound,
+            certify=certify and not self._options.no_bound,
             on_progress=lambda doing: self._on_progress(f"batch {batch}: {doing}"),
         )
+
+    def with_ways_out(self, refused: Exception, batch: int) -> Exception:
+        from vdnn.runtime.rehearsal.training_ahead import times_passes
+        from vdnn.runtime.rehearsal.ways_out import with_ways_out
+
+        if not isinstance(refused, BudgetError) or self._options.micro_batches == AUTO_PASSES:
+            return refused
+
+        def rehearsed(size: int, passes: int, chunks: int) -> Any:
+            return self.rehearsed(size, times_passes(self._passes, passes), chunks)
+
+        return with_ways_out(refused, batch, rehearsed, self._on_progress)
 
     def largest_batch(self, first: int) -> str:
         from vdnn.planning.training.least_placement import fitting_placement, least_training_bytes

@@ -89,7 +89,7 @@ def test_json_has_its_form_and_its_version(planned: Planned, tmp_path: Path) -> 
         (("--shard", "ddp"), "--shard: expected --ranks beside it"),
         (("--ranks", "1"), "--ranks: expected a number of cards, 2 or more, got 1"),
         (("--ranks", "2", "--compare", "all"), "--compare and --ranks: expected one of them"),
-        (("--training", "--micro-batches", "-1"), "--micro-batches: expected a number, 1 or more, got -1"),
+        (("--training", "--micro-batches", "-1"), "--micro-batches: expected a number, 1 or more, or auto, got -1"),
         (("--training",), "optimizer: expected the name of one, because the function returns none"),
         (("--training", "--optimizer", "sgd", "--host", "much"), "host: "),
         (("--training", "--optimizer", "sgd", "--master-weights"), "expected trained parameters in bfloat16"),

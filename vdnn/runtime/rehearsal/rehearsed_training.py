@@ -6,6 +6,7 @@ in the first step. measured_units.py makes the units. The state of an optimizer 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -14,6 +15,7 @@ from vdnn.hardware import HardwareProfile, HostFigures
 from vdnn.planning.training.training import Training, Unit
 from vdnn.report.training_report import RankShare
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.rehearsal.logits import LogitsWatch
 from vdnn.runtime.rehearsal.measured_units import Held, ParameterState, UnitParameter, training_of_marks
 from vdnn.runtime.rehearsal.rehearsal import OPTIMIZERS
 from vdnn.runtime.rehearsal.stage import stage
@@ -54,6 +56,7 @@ def rehearse_training(
     micro_batches: int | None = None,
     clips: bool | None = None,
     host: HostFigures | None = None,
+    loss_chunks: int = 0,
 ) -> RehearsedTraining:
     """Rehearses one micro-batch of `subject` and makes a training of it.
 
@@ -62,6 +65,7 @@ def rehearse_training(
     * `micro_batches`: so many passes before each step. Default: as many as the subject's own step has.
     * `clips`: whether gradients are clipped by their norm. Default: whether the subject's own step does that.
     * `host`: the units have the time in which this host issues them.
+    * `loss_chunks`: the logits of a cross entropy are made in so many chunks, as torch's LinearCrossEntropyLoss does.
     """
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer: expected one of {', '.join(map(repr, OPTIMIZERS))}, got {optimizer!r}.")
@@ -78,10 +82,14 @@ def rehearse_training(
             )
         blocks = blocks_of(staged.model)
         watch = UnitWatch(machine, staged.model, blocks)
-        for _ in range(2 if own else 1):
+        logits = LogitsWatch()
+        for number in range(2 if own or loss_chunks else 1):
             values.stand_ins.begin_step()
             before = _gradient_storages(staged.model)
-            with watch.watch() as marks:
+            if number and loss_chunks:
+                logits.replace_in(loss_chunks)
+            logits.begin_step()
+            with watch.watch() as marks, logits if loss_chunks else nullcontext():
                 staged.step()
                 if staged.optimizer is not None:
                     _step(staged.optimizer)

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,12 +33,14 @@ from vdnn.planning.training.simulate_cycle import simulate_training
 from vdnn.planning.training.training import Training, TrainingMachine
 from vdnn.planning.training.training_bound import training_bound
 from vdnn.report.training_report import TrainingReport
+from vdnn.runtime.rehearsal.chosen_passes import AUTO, fastest_passes
 from vdnn.runtime.rehearsal.host_probe import host_of
 from vdnn.runtime.rehearsal.placed_units import busy_spans, placed_units, task_memory
 from vdnn.runtime.rehearsal.ranks import Ranks, on_one_rank, ranks_of
 from vdnn.runtime.rehearsal.rehearsal import subject_of
 from vdnn.runtime.rehearsal.rehearsed_training import RehearsedTraining, rehearse_training
 from vdnn.runtime.rehearsal.subjects import Subject
+from vdnn.runtime.rehearsal.ways_out import with_ways_out
 
 FREEDOMS = {"cpu-step": "cpu_steps", "deferred": "deferred", "in-backward": "in_backward"}
 # torch's fused AdamW, with gradients and parameters in float32, moved 23 GB/s on two cores.
@@ -75,7 +78,7 @@ def plan_training(
     host_cores: int | None = None,
     optimizer: str | None = None,
     master_weights: bool = False,
-    micro_batches: int | None = None,
+    micro_batches: int | str | None = None,
     clip: bool | None = None,
     allow: tuple[str, ...] = (),
     loss: Callable[[Any], torch.Tensor] | None = None,
@@ -91,7 +94,7 @@ def plan_training(
     * `host_cores`: the cores for optimizer steps on the CPU. Default: those of the profile's host.
     * `optimizer`: "sgd", "momentum" or "adamw", for a model that comes without one.
     * `master_weights`: the optimizer keeps its state, and copies of the parameters, in float32.
-    * `micro_batches`: so many passes before each step. Default: as many as the model's own step has, else 1.
+    * `micro_batches`: passes before each step. Default: those of the model's own step. "auto": the fastest for `batch`.
     * `clip`: True if gradients are clipped by their norm. Default: whether the model's own step does that.
     * `allow`: ways of the step beyond moving bytes: "cpu-step" (its bits are the CPU's), "deferred", "in-backward".
     * `ranks`: the training runs on so many cards, and the plan is that of one. Batch and host are those of each.
@@ -111,22 +114,44 @@ def plan_training(
         host_speed=host_speed,
     )
     name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "model")
-    rehearsed = rehearsed_training(
-        subject_of(model, batch, loss),
-        terms,
-        name=name,
-        on_progress=lambda doing: None,
-        optimizer=optimizer,
-        master_weights=master_weights,
-        micro_batches=micro_batches,
-        clips=clip,
-    )
-    return planned_training(
-        rehearsed,
-        terms,
-        batch=batch if isinstance(batch, int) else None,
-        optimizer=shown_optimizer(optimizer, master_weights),
-    )
+
+    def rehearsal_of(of: Any, passes: int | None, loss_chunks: int = 0) -> RehearsedTraining:
+        return rehearsed_training(
+            subject_of(model, of, loss),
+            terms,
+            name=name,
+            on_progress=lambda doing: None,
+            optimizer=optimizer,
+            master_weights=master_weights,
+            micro_batches=passes,
+            clips=clip,
+            loss_chunks=loss_chunks,
+        )
+
+    def planned(of: Any, passes: int | None, *, certify: bool = True) -> TrainingReport:
+        rehearsed = rehearsal_of(of, passes)
+        size = of if isinstance(of, int) else None
+        shown = shown_optimizer(optimizer, master_weights)
+        return planned_training(rehearsed, terms, batch=size, optimizer=shown, certify=certify)
+
+    if not isinstance(micro_batches, str):
+        try:
+            return planned(batch, micro_batches)
+        except BudgetError as refused:
+            if not isinstance(batch, int) or isinstance(model, torch.nn.Module):
+                raise
+            given = micro_batches
+            raise with_ways_out(
+                refused, batch, lambda size, passes, chunks: rehearsal_of(size, times_passes(given, passes), chunks)
+            ) from None
+    if micro_batches != AUTO:
+        raise ValueError(f"micro_batches: expected a number or {AUTO!r}, got {micro_batches!r}.")
+    if not isinstance(batch, int) or isinstance(model, torch.nn.Module):
+        raise ValueError(
+            f"micro_batches: expected a function of the batch and the size of the whole batch beside {AUTO!r}, because "
+            "passes of several sizes are planned, got inputs of one size."
+        )
+    return fastest_passes(batch, partial(planned, certify=False), planned)
 
 
 def terms_of(
@@ -328,6 +353,11 @@ def _require_room(rehearsed: RehearsedTraining, terms: Terms, budget_bytes: int,
         f"{format_bytes(budget_bytes)} of the device",
         got=f"{format_bytes(machine.host_bytes)}, which would do for {way_out}",
     )
+
+
+def times_passes(given: int | None, passes: int) -> int | None:
+    """The passes of a step that had `given` ones, or its own, if each is divided into `passes`."""
+    return given if passes == 1 else passes * (given or 1)
 
 
 def shown_optimizer(optimizer: str | None, master_weights: bool) -> str:

@@ -54,6 +54,10 @@ class LogitsWatch(TorchFunctionMode):
         self._seen: set[int] = set()
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], _Linear]] = {}
 
+    def replace_in(self, chunks: int) -> None:
+        """From the next step on the loss is computed in this number of chunks."""
+        self._chunk_rows = max(1, -(-self.rows // chunks))
+
     def begin_step(self) -> None:
         self._feeding |= self._seen
         self._made.clear()
