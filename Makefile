@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Each of the two workers begins with one half of the files, so that what a file makes for all its tests is made once.
 PYTEST := $(PY) -m pytest -n 2 --dist worksteal
-CPP_FILES := find csrc tests vdnn/testing \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0
+CPP_FILES := find csrc tests deferred \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0
 
 .PHONY: help
 help:

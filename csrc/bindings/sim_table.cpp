@@ -1,5 +1,5 @@
 // The table through which the deferred accelerator issues torch's operations to the streams of a simulated device.
-#include "vdnn/testing/deferred/sim_table.h"
+#include "bindings/sim_table.h"
 
 #include <memory>
 #include <utility>

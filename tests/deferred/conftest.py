@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from deferred import Mode
+from deferred.extension import load_extension
 from tests.drawn import draw_one
 from tests.seeding import seed_only_what_is_there
-from vdnn.testing.deferred import Mode
-from vdnn.testing.deferred.extension import load_extension
 
 load_extension()
 seed_only_what_is_there()

@@ -17,10 +17,10 @@ import torch
 from torch.utils._pytree import tree_map
 
 import vdnn
+from deferred import DeferredAccelerator, Mode
 from tests.runtime.identity.outcome import Outcome, differences
 from tests.runtime.rigs.side_by_side import alive
 from vdnn.runtime.storage.counters import Counters
-from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 Call = Callable[..., Any]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from deferred import DeferredAccelerator, Mode
 from tests.drawn import quick_and_full
-from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 
 def test_operations_run_only_when_somebody_waits() -> None:

@@ -8,7 +8,7 @@ from math import comb
 import pytest
 import torch
 
-from vdnn.testing.deferred import DeferredAccelerator, explore
+from deferred import DeferredAccelerator, explore
 
 Read = Callable[[], torch.Tensor]
 
@@ -77,6 +77,6 @@ def test_all_orders_are_tried_and_none_twice() -> None:
 
 
 def test_too_many_orders_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vdnn.testing.deferred.exploration.MOST_ORDERS", 2)
+    monkeypatch.setattr("deferred.exploration.MOST_ORDERS", 2)
     with pytest.raises(Exception, match="more than 2 orders. Make it smaller"):
         list(explore(two_streams(waits=False)))

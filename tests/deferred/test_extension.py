@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from deferred.extension import key_of_build, one_build_at_a_time
 from tests import forked
-from vdnn.testing.deferred.extension import key_of_build, one_build_at_a_time
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ def run(program: str, **environment: str) -> str:
     return done.stderr.strip().splitlines()[-1] if done.returncode else done.stdout.strip()
 
 
-LOAD = "from vdnn.testing.deferred import DeferredAccelerator, load_extension\nload_extension()\n"
+LOAD = "from deferred import DeferredAccelerator, load_extension\nload_extension()\n"
 BACKWARD = "import torch\ntorch.ones(1, requires_grad=True).sum().backward()\n"
 
 
@@ -27,7 +27,7 @@ BACKWARD = "import torch\ntorch.ones(1, requires_grad=True).sum().backward()\n"
 def test_loaded_after_a_backward_it_says_that_it_is_too_late() -> None:
     said = run(BACKWARD + LOAD)
     assert said.startswith("vdnn.errors.VdnnError: the deferred accelerator was loaded too late: this process has run")
-    assert "Call vdnn.testing.deferred.load_extension() before the first backward" in said
+    assert "Call deferred.load_extension() before the first backward" in said
     again = "try:\n  load_extension()\nexcept Exception as error:\n  print(str(error)[:42])\n"
     imports, _ = LOAD.split("\n", 1)
     repeated = run(f"{BACKWARD}{imports}\n{again * 2}{BACKWARD}")  # the CPU's backward still works

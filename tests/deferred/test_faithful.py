@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from deferred import DeferredAccelerator, Mode
 from tests.deferred.models import MODELS, on_the_accelerator, step_of
 from tests.runtime.rigs.side_by_side import differences, outcome
-from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 
 @pytest.mark.parametrize("mode", [Mode.COMPUTE_LATE, Mode.RANDOM], ids=["compute_late", "random"])

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from deferred import Mode
 from tests.deferred.identity import Call, IdentityOnIt, all_moved, noticing_seeds
 from tests.deferred.test_vdnn_on_it import SEEDS
 from tests.runtime.identity.databases import OpSample, dtype_of, largest_sample_of, modules, operations
@@ -23,7 +24,6 @@ from tests.runtime.identity.outcome import Outcome
 from tests.runtime.identity.runs import SEED, fresh_copies, leaves_of, run_call, run_step
 from tests.runtime.identity.runs import Mode as Backwards
 from tests.runtime.identity.test_view_identity import VIEWS, squared
-from vdnn.testing.deferred import Mode
 
 Record = Callable[[str, object], None]
 CHUNKS = 24

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 import vdnn
+from deferred import DeferredAccelerator, Mode
 from tests.conftest import open_fake_device
 from tests.deferred.models import on_the_accelerator, vectors
 from tests.fake_driver.control import FakeDriver
 from tests.runtime.rigs.limits import grouped
 from tests.runtime.rigs.networks import conv_chain, images, perceptron, small_resnet
 from vdnn import _C
-from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor], dict[str, Any]]] = {
     "perceptron": (lambda: perceptron(depth=6), vectors, {"offload_window": 1, "reload_window": 1}),

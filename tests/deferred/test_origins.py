@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import vdnn
+from deferred import DeferredAccelerator, Mode
 from tests.deferred.faulty_offloaders import Naive
 from tests.runtime.rigs.networks import perceptron
 from vdnn import _C
-from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 
 def line_of(function: object, text: str) -> str:

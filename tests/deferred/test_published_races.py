@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from deferred import DeferredAccelerator, Mode
 from tests.deferred.faulty_offloaders import (
     ClonesOnTheTransferStream,
     DeletedWhileAViewIsUsed,
@@ -26,7 +27,6 @@ from tests.deferred.faulty_offloaders import (
     WaitsForItself,
 )
 from tests.runtime.rigs.networks import perceptron
-from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 SEEDS = 50
 WIDTH = 16  # and the number of samples: a transpose then has the size of its original

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import vdnn
+from deferred import DeferredAccelerator, Mode
 from tests.deferred.test_vdnn_on_it import few_seeds_of
 from tests.runtime.training_state.conftest import NARROW, on_host
 from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, begin, same, train
@@ -25,7 +26,6 @@ from tests.runtime.training_state.parameters.frozen_loops import made
 from tests.runtime.training_state.test_lives import one_step, state_bytes
 from tests.runtime.training_state.ways import WAYS, options_for, options_of, ways_on_the_device
 from vdnn.runtime.training_state import host_step
-from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 # Every combination has runs in tests/runtime/training_state, too; each run here draws others of them and of the modes.
 pytestmark = pytest.mark.drawn(of=2)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import vdnn
-from vdnn.testing.deferred import DeferredAccelerator, Mode
+from deferred import DeferredAccelerator, Mode
 
 WIDTH, BATCH = 256, 64
 WEIGHT_BYTES = 4 * WIDTH * WIDTH

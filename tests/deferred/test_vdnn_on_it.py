@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import vdnn
+from deferred import DeferredAccelerator, Mode
 from tests.deferred.models import MODELS, on_the_accelerator, step_of, vectors
 from tests.runtime.rigs.limits import grouped
 from tests.runtime.rigs.lives import LIVES
@@ -26,7 +27,6 @@ from tests.runtime.session.test_topologies import TOPOLOGIES
 from vdnn.planning.footprint import interval_bytes, offload_everything
 from vdnn.planning.search.prefix_cut import prefix_cut
 from vdnn.runtime.session.session import Session
-from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 SEEDS = range(int(os.environ.get("VDNN_DEFERRED_SEEDS", "10")))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
-ROOMS = ("vdnn.report", "vdnn.hardware", "vdnn.testing.deferred")
+ROOMS = ("vdnn.report", "vdnn.hardware", "deferred")
 # Names given to autodoc directives. For a whole module, these are the names in its __all__.
 NAMED = re.compile(r"^\.\. auto(\w+):: ([\w.]+)", re.MULTILINE)
 

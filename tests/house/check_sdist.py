@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("vdnn", "csrc", "cmake", "examples")
 SINGLE = ("CMakeLists.txt", "CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "pyproject.toml", "setup.py")
 BUILT = {".so", ".pyc", ".o"}
-FOREIGN = {"tests", "benchmarks", "build", ".github", ".ci"}
+FOREIGN = {"tests", "benchmarks", "deferred", "build", ".github", ".ci"}
 
 
 def in_checkout() -> set[str]:

@@ -34,7 +34,6 @@ ROOMS: tuple[str, ...] = (
     "vdnn.runtime.rehearsal",
     "vdnn.advisor",
     "vdnn.doctor",
-    "vdnn.testing",
     "vdnn.integrations",
     "vdnn.cli",
     "vdnn.__main__",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("vdnn", "csrc", "tests", "benchmarks", "cmake")
+ROOMS = ("vdnn", "csrc", "deferred", "tests", "benchmarks", "cmake")
 # Such a file collects functions without a home. Their concept has no name yet: find it.
 NAMELESS = re.compile(r"(^|_)(utils?|helpers?|common|misc|stuff|tools?)(_|$)")
 SUFFIXES = {".py", ".pyi", ".h", ".cpp", ".cu", ".cuh", ".cmake"}
@@ -88,7 +88,9 @@ def test_no_docstring_opens_with_a_fragment() -> None:
     """`Of one session.` says nothing: a docstring opens with a sentence or names what the object is."""
     fragment = re.compile(r"(Of|By|Where|Whether|What)\b")
     found = []
-    for path in [path for folder in ("vdnn", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py")]:
+    for path in [
+        path for folder in ("vdnn", "benchmarks", "deferred", "tests") for path in (ROOT / folder).rglob("*.py")
+    ]:
         text = path.read_text()
         if not re.search(rf'"""\s*{fragment.pattern}', text):
             continue  # to parse them all takes seconds

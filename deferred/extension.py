@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 
+from deferred.recurrent import register_recurrent_layers
 from vdnn.errors import VdnnError
-from vdnn.testing.deferred.recurrent import register_recurrent_layers
 
 _SOURCE = "extension.cpp"  # which includes the others
+_CORE = Path(__file__).parents[1] / "csrc"  # has the header of the functions that the simulated device offers
 _FLAGS = ["-O1", "-g0", "-std=c++20"]
 TORCH_TYPE = "deferred"
 
@@ -38,7 +39,7 @@ def load_extension() -> Any:
     if not _engine_knows_device():
         raise VdnnError(
             "the deferred accelerator was loaded too late: this process has run a backward before, and torch's "
-            "autograd engine has counted its devices. Call vdnn.testing.deferred.load_extension() before the first "
+            "autograd engine has counted its devices. Call deferred.load_extension() before the first "
             "backward: at the top of the program, or in the conftest.py of tests that have a process of their own."
         )
     return extension
@@ -98,7 +99,8 @@ def key_of_build(folder: Path) -> str:
     compiler = cpp_extension.get_cxx_compiler()  # type: ignore[no-untyped-call]
     for fact in (torch.__version__, sys.implementation.cache_tag, compiler, *_FLAGS):
         said.update(f"{fact}\n".encode())
-    for source in sorted([*folder.glob("*.cpp"), *folder.glob("*.h")]):
+    shared = _CORE / "bindings" / "sim_table.h"
+    for source in (*sorted([*folder.glob("*.cpp"), *folder.glob("*.h")]), shared):
         said.update(source.name.encode() + b"\n" + source.read_bytes())
     return said.hexdigest()
 
@@ -113,7 +115,7 @@ def _build(name: str, folder: Path, build: str) -> Any:
             name,
             [str(folder / _SOURCE)],
             extra_cflags=_FLAGS,
-            extra_include_paths=[str(folder)],
+            extra_include_paths=[str(folder), str(_CORE)],
             build_directory=build,
         )
 

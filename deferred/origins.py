@@ -1,4 +1,4 @@
-"""A short stack of the calling thread, without the frames of torch and vdnn.
+"""A short stack of the calling thread, without the frames of torch, vdnn and the accelerator itself.
 
 In a backward, torch's own thread has no frames of the program. The stack then names the operation whose backward runs,
 and the caller of backward().
@@ -13,7 +13,7 @@ from types import FrameType
 import torch
 
 _DEEPEST = 3
-_PACKAGES = tuple(f"{Path(file).parent}/" for file in (torch.__file__, sys.modules["vdnn"].__file__) if file)
+_PACKAGES = tuple(f"{Path(file).parent}/" for file in (torch.__file__, sys.modules["vdnn"].__file__, __file__) if file)
 
 
 def program_origin() -> str:

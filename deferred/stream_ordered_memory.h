@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "sim_table.h"
+#include "bindings/sim_table.h"
 
 namespace vdnn::deferred {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "sim_table.h"
+#include "bindings/sim_table.h"
 #include "stream_ordered_memory.h"
 
 namespace vdnn::deferred {

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from deferred.deferred_accelerator import DeferredAccelerator, Mode
 from vdnn import _C
 from vdnn.errors import VdnnError
-from vdnn.testing.deferred.deferred_accelerator import DeferredAccelerator, Mode
 
 _Result = TypeVar("_Result")
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
+from deferred.extension import TORCH_TYPE, load_extension
+from deferred.origins import program_origin
 from vdnn import _C
 from vdnn.bytesize import parse_bytes
 from vdnn.runtime.machine.tensor_device import TensorDevice
-from vdnn.testing.deferred.extension import TORCH_TYPE, load_extension
-from vdnn.testing.deferred.origins import program_origin
 
 
 class Mode(Enum):
