@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vdnn.report.drawing import WIDE, Shape, save_figure
-from vdnn.report.kept_and_planned import draw_kept_and_planned
+from vdnn.report.memory_over_step import draw_kept_and_planned
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
 

@@ -25,7 +25,7 @@ MUTANTS = [
         "planning/test_host_lane.py planning/training/test_issued.py",
         ("planning/simulate.py", "ready_ns = max(ready_ns, self._host.now_ns)", "pass"),
         ("planning/recomputing.py", "self._issue_ns += recompute.issue_ns", "pass"),
-        ("planning/bound/host_bound.py", "min(1.0, missing / nbytes)", "1.0"),
+        ("planning/bound/lower_bound.py", "min(1.0, missing / nbytes)", "1.0"),
         ("planning/search/auto.py", "if min(steps_ns) > min(alone_ns):", "if False:"),
         ("planning/training/issued.py", "found += training.micro_batches * unit.forward_issue_ns", "pass"),
     ),

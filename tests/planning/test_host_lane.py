@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies
 
 from tests.drawn import examples
 from tests.planning.recordings import LINKS, any_recomputable_recording, any_recording, chain, recomputable
-from vdnn.planning.bound.host_bound import host_bound_ns
+from vdnn.planning.bound.lower_bound import host_bound_ns
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import gaps_of
 from vdnn.planning.least_memory import least_bytes

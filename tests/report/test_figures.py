@@ -17,13 +17,12 @@ from tests.report.steps import BUDGETS, saved_run, tightest
 from vdnn.bytesize import format_bytes
 from vdnn.errors import LibraryMissingError
 from vdnn.report.cell import Cell
-from vdnn.report.drawing import NARROW, WIDE, Picture, Shape, plain_number, unit_for
+from vdnn.report.drawing import NARROW, WIDE, Picture, Shape, plain_number, short_path, unit_for
 from vdnn.report.figures import figures_of, write_figures
 from vdnn.report.memory_over_step import memory_picture
 from vdnn.report.palette import SHADES, looks_of
 from vdnn.report.prediction import errors_text, ticks_between, times_of
 from vdnn.report.run_folder import Run, read_run
-from vdnn.report.svg_text import short_path
 from vdnn.report.trade_off import draw_trade_off
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'vdnn[report]'")

@@ -14,8 +14,7 @@ import pytest
 
 from tests.report.steps import saved_run, tightest
 from vdnn.report.cell import Cell
-from vdnn.report.page import page_of, write_html
-from vdnn.report.page_script import SCRIPT, script_hash
+from vdnn.report.page import SCRIPT, page_of, script_hash, write_html
 from vdnn.report.run_folder import Run, append_cells, read_run
 from vdnn.step.recording import Recording
 from vdnn.step.saved_step import SavedStep

@@ -7,8 +7,7 @@ from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
-from vdnn.report.page import page_of
-from vdnn.report.plans_table import plans_of_session
+from vdnn.report.page import page_of, plans_of_session
 from vdnn.report.run_folder import Run, read_run
 from vdnn.report.text_summary import text_summary
 from vdnn.step.plan_use import Followed, PlanUse, SizePlan, StepCount

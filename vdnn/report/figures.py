@@ -10,8 +10,7 @@ from pathlib import Path
 from vdnn.report.comparison import Comparison, cells_of_run, comparisons
 from vdnn.report.drawing import Picture, require_matplotlib
 from vdnn.report.headline import named_points
-from vdnn.report.kept_and_planned import kept_and_planned_picture
-from vdnn.report.memory_over_step import memory_picture
+from vdnn.report.memory_over_step import kept_and_planned_picture, memory_picture
 from vdnn.report.palette import looks_of
 from vdnn.report.prediction import peaks_of, prediction_picture, times_of
 from vdnn.report.run_folder import Run, read_run

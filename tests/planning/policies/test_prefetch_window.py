@@ -6,7 +6,7 @@ from tests.planning.policies.steps import CONVOLUTION, with_lifetimes, with_oper
 from tests.planning.recordings import chain
 from vdnn.planning.gaps import Gap, gaps_of
 from vdnn.planning.policies.backward_operations import operations_of
-from vdnn.planning.policies.prefetch_window import prefetch_points
+from vdnn.planning.policies.layerwise import prefetch_points
 from vdnn.step.recording import Recording
 
 

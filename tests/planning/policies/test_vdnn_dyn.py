@@ -10,8 +10,7 @@ from vdnn.errors import BudgetError
 from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.policies import PlanRequest
-from vdnn.planning.policies.convolution_algorithms import ConvolutionAlgorithm
-from vdnn.planning.policies.vdnn_dyn import VdnnDyn
+from vdnn.planning.policies.vdnn_dyn import ConvolutionAlgorithm, VdnnDyn
 from vdnn.step.recording import Recording
 
 LEAN, FAST = ConvolutionAlgorithm("implicit", 0, 1.0), ConvolutionAlgorithm("fft", 40, 0.5)

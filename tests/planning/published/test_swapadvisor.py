@@ -14,8 +14,7 @@ from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.gaps import gaps_of, planned_lifetimes
 from vdnn.planning.least_memory import least_bytes
-from vdnn.planning.published.belady import belady
-from vdnn.planning.published.swapadvisor import SwapAdvisor, changed, crossed
+from vdnn.planning.published.swapadvisor import SwapAdvisor, belady, changed, crossed
 from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Absence, make_plan
 from vdnn.step.recording import Recording

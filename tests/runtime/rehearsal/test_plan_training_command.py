@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vdnn.cli.main import main
-from vdnn.cli.plan_training_options import batches_of
+from vdnn.cli.plan_command import batches_of
 from vdnn.report.training_report import TrainingReport
 
 PROGRAM = """

@@ -20,7 +20,7 @@ of storages without integers.
 [Note: Left out] The relaxation leaves out that the engines share a link, that a copy cannot be interrupted, everything
 between anchors, and that what a codec leaves takes memory. This makes the bound lower, never wrong. Of the memory
 during a recompute, it includes whether there is room for it at all, and that a chain of recomputes stays on the device
-(recomputes.py).
+(the second half of this file).
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from vdnn.planning.bound.anchors import choose_anchors
 from vdnn.planning.bound.linear_program import LinearProgram, Terms
 from vdnn.planning.bound.recompute_moments import RecomputeMoments
-from vdnn.planning.bound.recomputes import RecomputedBy
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import absent_intervals
 from vdnn.planning.gaps import Gap
@@ -283,3 +281,109 @@ def _sum_of_whole(parts: Sequence[int], missing: int) -> int:
     for nbytes in parts:
         sums |= (sums << (nbytes // unit)) & within
     return sum(parts) - (sums.bit_length() - 1) * unit
+
+
+# Chooses the anchors: the intervals of a step that the bound considers, because a long step has too many.
+
+
+def choose_anchors(missing: Sequence[int], gaps: Sequence[Gap], most: int) -> list[int]:
+    """The intervals over the budget, if there are at most `most` of them. Otherwise `most` of them, evenly from the
+    first to the last; the one that is over the budget most; and those with the least room with everything absent, where
+    each reload waits for the use of the previous one. The last add at most half as many numbers to the program again.
+
+    `missing`: by how many bytes every interval is over the budget with everything kept.
+    """
+    over = [interval for interval, nbytes in enumerate(missing) if nbytes > 0]
+    if len(over) <= most:
+        return over
+    chosen = {over[round(number * (len(over) - 1) / (most - 1))] for number in range(most)}
+    chosen.add(max(over, key=lambda interval: missing[interval]))
+    changes = [0] * (len(missing) + 1), [0] * (len(missing) + 1)  # of absent bytes, and of gaps across an interval
+    for gap in gaps:
+        for change, amount in zip(changes, (gap.nbytes, 1), strict=True):
+            change[gap.first] += amount
+            change[gap.last + 1] -= amount
+    absent, across = (list(itertools.accumulate(change)) for change in changes)
+    left = most * len(gaps) // 2
+    for interval in sorted(over, key=lambda one: absent[one] - missing[one]):
+        left -= across[interval]
+        if left < 0:
+            break
+        chosen.add(interval)
+    return sorted(chosen)
+
+
+# The bound's columns for recomputes: by which point of the step each candidate has been recomputed.
+#
+# If a storage and its input are both recomputed, the input is recomputed by then too, and it stays: so a whole chain of
+# recomputes is on the device from the first use of any of them. Each candidate has a column for every moment at which
+# there is room for its recompute; without such a moment, the two are not both recomputed. In steps with too many
+# moments, only the first uses of a storage's readers are considered.
+
+_MOST_MOMENTS = 5_000  # of all storages together: twice as many take the solver five times as long
+
+
+class RecomputedBy:
+    """`chosen`: by candidate, the column that says whether it is recomputed at all."""
+
+    def __init__(
+        self, program: LinearProgram, moments: RecomputeMoments, chosen: dict[int, int], most: int = _MOST_MOMENTS
+    ) -> None:
+        self._program = program
+        self._moments = moments
+        self.chosen = chosen
+        self._is_coarse = sum(len(points) for points in moments.of.values()) > most
+        self._columns: dict[int, list[tuple[int, int]]] = {}  # by candidate: points before its first use, with columns
+        for one, column in chosen.items():
+            points = self._points(one)
+            self._columns[one] = list(zip(points, program.new_columns(len(points)), strict=True))
+            before: Terms = ()
+            for _, by_then in self._columns[one]:
+                program.require([(by_then, 1.0), *((other, -factor) for other, factor in before)], 0.0)
+                program.require([(column, 1.0), (by_then, -1.0)], 0.0)
+                before = [(by_then, 1.0)]
+        for one in chosen:
+            self._add_candidate(one)
+
+    def by(self, candidate: int, point: int) -> Terms:
+        """A lower limit for "recomputed when the point is left": one column, or none for 0."""
+        if self._moments.first_use(candidate) <= point:
+            return [(self.chosen[candidate], 1.0)]
+        return [(column, 1.0) for moment, column in self._columns[candidate] if moment <= point][-1:]
+
+    def _points(self, candidate: int) -> list[int]:
+        own, of = self._moments.first_use(candidate), self._moments.of[candidate]
+        if not self._is_coarse:
+            return [moment for moment in of if moment < own]
+        used = {self._moments.first_use(reader) for reader in self._readers(candidate)}
+        return sorted(point for point in used if of and of[0] <= point < own)
+
+    def _readers(self, candidate: int) -> list[int]:
+        return self._moments.made_from.get(candidate, [])
+
+    def _at_most(self, candidate: int, point: int) -> Terms:
+        """An upper limit for "recomputed when the point is left": one column, or none for 0."""
+        if not self._is_coarse:
+            return self.by(candidate, point)
+        of = self._moments.of[candidate]
+        return [(self.chosen[candidate], 1.0)] if of and of[0] <= point else []
+
+    def _add_candidate(self, candidate: int) -> None:
+        require, chosen, own = self._program.require, self.chosen[candidate], self._moments.first_use(candidate)
+        readers, is_its_own = self._readers(candidate), own in self._moments.of[candidate]
+        for point, column in self._columns[candidate]:  # before its first use, only for a reader
+            require([(column, -1.0), *(term for reader in readers for term in self._at_most(reader, point))], 0.0)
+        for reader in readers:
+            for point in self.events(reader):
+                if point < own:
+                    needed = [(other, -factor) for other, factor in self.by(reader, point)]
+                    require([*self.by(candidate, point), *needed, (chosen, -1.0)], -1.0)
+        if is_its_own or own > self._moments.last_point:
+            return
+        # There is no room for its recompute at its first use: it is recomputed before that, or not at all.
+        earlier = [term for reader in readers for term in self._at_most(reader, own - 1)]
+        require([*(earlier if self._is_coarse else self.by(candidate, own - 1)), (chosen, -1.0)], 0.0)
+
+    def events(self, reader: int) -> set[int]:
+        """The points at which the limits of by() may change."""
+        return {self._moments.first_use(reader), *(() if self._is_coarse else self._moments.of[reader])}
