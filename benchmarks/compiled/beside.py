@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from benchmarks.compiled.eager import EagerStep
 from vdnn.bytesize import format_bytes
 from vdnn.hardware import HardwareProfile
+from vdnn.integrations.compile_options import KNAPSACK_SHARES, RegionCuts, plans_of
 from vdnn.integrations.compiled_moves import Move
-from vdnn.integrations.region_cuts import KNAPSACK_SHARES, RegionCuts, plans_of
 from vdnn.integrations.region_plan import RegionPlan, RegionPlanner
 from vdnn.planning.costs import profile_costs
 from vdnn.runtime.machine.graph_step import GraphStep

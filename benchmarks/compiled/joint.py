@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from benchmarks.harness.workloads import workload_named
 from benchmarks.models.workload import Workload
-from vdnn.integrations.region_cuts import RegionCuts
+from vdnn.integrations.compile_options import RegionCuts
 
 
 class _Traced(Exception):

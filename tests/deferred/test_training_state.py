@@ -25,7 +25,7 @@ from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, begin, same, t
 from tests.runtime.training_state.parameters.frozen_loops import made
 from tests.runtime.training_state.test_lives import one_step, state_bytes
 from tests.runtime.training_state.ways import WAYS, options_for, options_of, ways_on_the_device
-from vdnn.runtime.training_state import host_step
+from vdnn.runtime.training_state import cpu_steps
 
 # Every combination has runs in tests/runtime/training_state, too; each run here draws others of them and of the modes.
 pytestmark = pytest.mark.drawn(of=2)
@@ -72,7 +72,7 @@ CASES = [*itertools.product(WAYS, KINDS, SOME, [False]), *itertools.product(["al
 def test_a_training_has_the_bits_of_one_without_a_session(
     way: str, optimizer: str, loop: str, tied: bool, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
+    monkeypatch.setattr(cpu_steps, "_FUSED_ON_THE_CPU", ())
     expected = trained(mode, 0, optimizer, loop, None, tied=tied, like=way)
     for seed in few_seeds_of(mode, 3):
         assert same(expected, trained(mode, seed, optimizer, loop, way, tied=tied)), f"seed {seed}"

@@ -166,8 +166,8 @@ MUTANTS = [
             "if error_if_nonfinite and not bool",
             "if error_if_nonfinite and bool",
         ),
-        ("runtime/training_state/loading.py", "part_bytes + nbytes > limit_bytes", "part_bytes > limit_bytes"),
-        ("runtime/training_state/local_gradients.py", "local.nbytes >= min_bytes", "local.nbytes > min_bytes"),
+        ("runtime/training_state/optimizer_state.py", "part_bytes + nbytes > limit_bytes", "part_bytes > limit_bytes"),
+        ("runtime/training_state/away_gradients.py", "local.nbytes >= min_bytes", "local.nbytes > min_bytes"),
         (
             "runtime/training_state/slices.py",
             "type(parameter) for parameter in parameters}) > 1",

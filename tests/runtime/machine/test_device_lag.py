@@ -11,17 +11,15 @@ import pytest
 import torch
 
 from vdnn import _C
-from vdnn.runtime.machine import device_lag
-from vdnn.runtime.machine.device_lag import DeviceLag
-from vdnn.runtime.machine.gauges import CudaGauges
-from vdnn.runtime.machine.interval_peaks import Reading
+from vdnn.runtime.machine import gauges as gauges_module
+from vdnn.runtime.machine.gauges import CudaGauges, DeviceLag, Reading
 
 
 @pytest.fixture
 def spun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The cycles of each wait, of a GPU with one cycle in a nanosecond."""
     cycles: list[int] = []
-    monkeypatch.setattr(device_lag, "_spin", cycles.append)
+    monkeypatch.setattr(gauges_module, "_spin", cycles.append)
     monkeypatch.setattr(DeviceLag, "_clock", lambda self: 1.0)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     return cycles
@@ -63,7 +61,7 @@ def test_a_device_that_is_far_behind_does_not_wait(spun: list[int]) -> None:
 
 
 def test_without_cuda_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_lag, "_spin", None)
+    monkeypatch.setattr(gauges_module, "_spin", None)
     device = _C.SimDevice()
     DeviceLag(torch.device("cuda", 0), device).extend(device.create_stream("compute"))
     device.close()
@@ -104,8 +102,8 @@ class _OneAfterAnother(_C.SimDevice):
 def gauges(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaGauges]:
     """Gauges of such a device."""
     device = _OneAfterAnother()
-    monkeypatch.setattr(device_lag, "_spin", device.spin)
-    monkeypatch.setattr(device_lag.time, "perf_counter_ns", lambda: device.host_ns)
+    monkeypatch.setattr(gauges_module, "_spin", device.spin)
+    monkeypatch.setattr(gauges_module.time, "perf_counter_ns", lambda: device.host_ns)
     monkeypatch.setattr(DeviceLag, "_clock", lambda self: 1.0)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(CudaGauges, "_read", lambda self: Reading(0, 0, 0, 0, 0))

@@ -20,7 +20,7 @@ from vdnn import _C
 from vdnn.errors import DriverError
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.torch_internals.memory_holders import natively_held
-from vdnn.runtime.training_state import host_step
+from vdnn.runtime.training_state import cpu_steps
 from vdnn.runtime.training_state.optimizer_state import state_of
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 
@@ -51,7 +51,7 @@ def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def one_form_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU torch's fused form would have other bits."""
-    monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
+    monkeypatch.setattr(cpu_steps, "_FUSED_ON_THE_CPU", ())
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.runtime.training_state.parameters.frozen_loops import MODELS, made
 from tests.runtime.training_state.parameters.frozen_loops import train as run_program
 from tests.runtime.training_state.ways import options_of, ways
 from vdnn import _C
-from vdnn.runtime.training_state import host_step
+from vdnn.runtime.training_state import cpu_steps
 from vdnn.runtime.training_state.optimizer_state import state_of
 
 
@@ -31,7 +31,7 @@ from vdnn.runtime.training_state.optimizer_state import state_of
 def same_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU torch's fused form may run the step; its bits are those of the fused form alone."""
     if "fused" not in request.node.callspec.params.get("optimizer", "adamw"):
-        monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
+        monkeypatch.setattr(cpu_steps, "_FUSED_ON_THE_CPU", ())
 
 
 pytestmark = pytest.mark.usefixtures("same_form")

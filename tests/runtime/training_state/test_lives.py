@@ -15,8 +15,7 @@ from tests.runtime.training_state.conftest import Manage, on_host, open_session
 from tests.runtime.training_state.loops import OPTIMIZERS, SignOfMomentum, Training, begin, same
 from vdnn import _C
 from vdnn.runtime.torch_internals.gradient_reads import native_gradient
-from vdnn.runtime.training_state.loading import _parts_of
-from vdnn.runtime.training_state.optimizer_state import state_of
+from vdnn.runtime.training_state.optimizer_state import _parts_of, state_of
 
 ADAMW = OPTIMIZERS["adamw"]
 

@@ -19,7 +19,7 @@ from tests.runtime.training_state.conftest import Manage, on_host
 from tests.runtime.training_state.loops import OPTIMIZERS, begin, same
 from tests.runtime.training_state.test_lives import expected, one_step, outcome, state_bytes
 from vdnn.errors import VdnnError
-from vdnn.runtime.training_state import host_step
+from vdnn.runtime.training_state import cpu_steps
 from vdnn.runtime.training_state.optimizer_state import state_of
 
 ADAMW = OPTIMIZERS["adamw"]
@@ -143,7 +143,7 @@ def test_the_state_is_the_same_objects_and_the_host_has_one_copy(manage_on_cpu: 
 
 
 def test_sessions_on_the_cpu_and_on_the_device_take_turns(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
+    monkeypatch.setattr(cpu_steps, "_FUSED_ON_THE_CPU", ())
     training = begin(ADAMW)
     for where in ("cpu", "device", "cpu"):
         with manage(training.optimizer, optimizer_on=where) as session:
@@ -157,7 +157,7 @@ def test_sessions_on_the_cpu_and_on_the_device_take_turns(manage: Manage, monkey
 def test_parameters_and_gradients_that_are_views_are_stepped(
     manage_on_cpu: Manage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
+    monkeypatch.setattr(cpu_steps, "_FUSED_ON_THE_CPU", ())
 
     def trained(inside: Any) -> list[Any]:
         torch.manual_seed(0)
@@ -191,7 +191,7 @@ def test_a_parameter_that_a_graph_saved_counts_as_modified(manage_on_cpu: Manage
 def test_without_host_memory_to_pin_torch_copies(
     host_budget: int, manage_on_cpu: Manage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
+    monkeypatch.setattr(cpu_steps, "_FUSED_ON_THE_CPU", ())
     training = begin(ADAMW)
     limits = vdnn.Limits(host_budget=host_budget, offload_window="2KiB", reload_window="2KiB")
     with manage_on_cpu(training.optimizer, policy="keep", limits=limits):

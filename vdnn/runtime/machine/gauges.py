@@ -7,16 +7,18 @@ in requested bytes. Gauges never reset the memory statistics of torch, which bel
 from __future__ import annotations
 
 import contextlib
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 
 from vdnn import _C
-from vdnn.runtime.machine.device_lag import DeviceLag
-from vdnn.runtime.machine.interval_peaks import IntervalPeaks, Reading
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.torch_internals import allocator_history
 
 Mark = Any  # opaque: only the gauges that made a mark can read it
 
@@ -199,7 +201,7 @@ class CudaGauges(Gauges):
     """Gauges of a GPU: timed events, and torch's memory statistics.
 
     The statistics have one peak, since the user's last reset. If that peak rose between two hooks, it is the peak
-    between them. Otherwise the peak is known if the interval's allocations and frees are: see interval_peaks.py. For
+    between them. Otherwise the peak is known if the interval's allocations and frees are: see IntervalPeaks. For
     all others there are two upper bounds: the unchanged peak, and the bytes allocated at the first hook plus all
     allocations since. The lower bound of the two is used.
     """
@@ -278,3 +280,184 @@ class CudaGauges(Gauges):
         if self._is_unnoticed:
             self._trial_peak_bytes = max(self._trial_peak_bytes, highest)
         return Peaks(highest, highest + self.absent_bytes, now.bytes)
+
+
+# Keeps a GPU behind the host while a step is recorded, so that recorded times are those of the GPU.
+#
+# The hooks of a recorded step cost the host more than most operations cost the GPU. Without a lag the GPU waits for the
+# host in every interval, and the times between marks are the host's: on an H200 a step of 60 to 68 ms was recorded with
+# 99 to 140 ms, and plans hid copies behind compute that is not there. So a kernel that waits is put between two
+# intervals. It runs while the host issues the next one, and costs hardly any time that the host does not need anyway.
+#
+# [Note: Time that the host waits] A trial of a recipe waits for the device, and so for the lag itself. If that time
+# counted as the host's, the next lag would be twice as long, and the one behind it four times.
+
+# So many hooks behind the host is enough: the driver's queue is short, and each wait costs time.
+_HOOKS_BEHIND = 2
+# A hook and the operations behind it may take longer than those before them.
+_MARGIN = 2.0
+_SHORTEST_NS, _LONGEST_NS = 50_000, 20_000_000
+# Of a GPU whose clock torch does not tell, a low one: a longer wait costs time, a shorter one accuracy.
+_CLOCK_KHZ = 1_500_000
+
+# Spins for a number of cycles on the current stream; absent if torch has no CUDA.
+_spin: Callable[[int], None] | None = getattr(torch._C, "_cuda_sleep", None)
+
+
+class DeviceLag:
+    """The lag of one device behind the host."""
+
+    def __init__(self, torch_device: torch.device, device: _C.Device) -> None:
+        self._torch_device = torch_device
+        self._device = device
+        self._reached: deque[_C.Event] = deque(maxlen=_HOOKS_BEHIND)
+        self._last_ns = 0
+        self._waited_ns = 0  # since then
+        self._cycles_per_ns = 0.0  # 0: not asked yet
+
+    def extend(self, stream: _C.Stream) -> bool:
+        """Called between two intervals, on the stream that computes: lets it wait for about as long as the host needs
+        until the next call, unless it is far enough behind. True if it will wait."""
+        now_ns = time.perf_counter_ns()
+        took_ns, self._last_ns, self._waited_ns = now_ns - self._last_ns - self._waited_ns, now_ns, 0
+        is_behind = len(self._reached) == _HOOKS_BEHIND and not self._device.query(self._reached[0])
+        self._reached.append(self._device.record(stream))
+        if _spin is None or is_behind:
+            return False
+        wait_ns = min(max(_MARGIN * took_ns, _SHORTEST_NS), _LONGEST_NS)
+        with torch.cuda.device(self._torch_device):
+            _spin(round(wait_ns * self._clock()))
+        return True
+
+    @contextlib.contextmanager
+    def host_waits(self) -> Iterator[None]:
+        """A context in which the host waits for the device. See [Note: Time that the host waits]."""
+        begin_ns = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self._waited_ns += time.perf_counter_ns() - begin_ns
+
+    def _clock(self) -> float:
+        """Cycles in a nanosecond."""
+        if not self._cycles_per_ns:
+            properties = torch.cuda.get_device_properties(self._torch_device)
+            self._cycles_per_ns = getattr(properties, "clock_rate", _CLOCK_KHZ) / 1e6
+        return self._cycles_per_ns
+
+
+# The exact peaks of allocated bytes between two readings of torch's statistics, learned from the allocator's history.
+#
+# The statistics have one peak, since the user's last reset, and it is not ours to reset. If it did not rise in an
+# interval, they bound the interval's peak only by all that was allocated in it: both workspaces of a convolution's
+# backward count, though the first is freed before the second is allocated. The allocator's history has every allocation
+# and every free in order. So one step is recorded with it, and for each interval the rise from its begin to its peak is
+# noted. A later interval with the same allocations and frees, in number and in bytes, has the same rise.
+#
+# [Note: Steps with a history] The first step has one, and a later step if intervals in the step before were unknown, up
+# to a few times. Nothing is recorded while the user records a history, and nothing is learned unless the history agrees
+# with the statistics at every reading.
+
+_MOST_EVENTS = 1 << 17
+_MOST_STEPS = 4
+_MOST_KNOWN = 1 << 16
+
+
+class Reading(NamedTuple):
+    """The statistics at one moment, in requested bytes. Totals are since the process began."""
+
+    bytes: int
+    allocated_bytes: int
+    peak_bytes: int
+    allocations: int
+    frees: int
+
+    @property
+    def events(self) -> int:
+        return self.allocations + self.frees
+
+
+class _Signature(NamedTuple):
+    """The allocations and frees of an interval."""
+
+    allocations: int
+    frees: int
+    allocated_bytes: int
+    change_bytes: int
+
+
+def _signature(before: Reading, now: Reading) -> _Signature:
+    return _Signature(
+        now.allocations - before.allocations,
+        now.frees - before.frees,
+        now.allocated_bytes - before.allocated_bytes,
+        now.bytes - before.bytes,
+    )
+
+
+class IntervalPeaks:
+    """The peaks of one device's intervals. Used under the lock of the hooks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._rises: dict[_Signature, int] = {}
+        self._steps_left = _MOST_STEPS
+        self._has_unknown = True
+        self._first: Reading | None = None  # where the history began
+        self._intervals: list[tuple[Reading, Reading]] = []  # since then
+
+    def peak_bytes(self, before: Reading, now: Reading) -> int | None:
+        """The exact peak of the interval, or None if it is not known."""
+        if self._first is not None:
+            self._intervals.append((before, now))
+        if now.frees == before.frees:
+            return now.bytes
+        if now.allocations == before.allocations:
+            return before.bytes
+        rise = self._rises.get(_signature(before, now))
+        if rise is None:
+            self._has_unknown = self._has_unknown or self._first is None
+            return None
+        return before.bytes + rise
+
+    def step_begins(self, read: Callable[[], Reading]) -> None:
+        """Starts a history if this step needs one. See [Note: Steps with a history]."""
+        if self._first is not None or not self._has_unknown or not self._steps_left or allocator_history.is_recorded():
+            return
+        self._steps_left -= 1
+        self._has_unknown = False
+        allocator_history.start(_MOST_EVENTS)
+        self._first = read()
+
+    def step_ended(self, read: Callable[[], Reading]) -> None:
+        """Learns from the history, if there is one, and stops it."""
+        first, intervals = self._first, self._intervals
+        if first is None:
+            return
+        self._first, self._intervals = None, []
+        now = read()
+        try:
+            changes = allocator_history.changes(self._device)
+        finally:
+            allocator_history.stop()
+        is_whole = len(changes) == now.events - first.events
+        allocated = list(accumulate(changes, initial=first.bytes))
+        self._has_unknown = not (is_whole and self._learn(first, intervals, allocated))
+
+    def _learn(self, first: Reading, intervals: list[tuple[Reading, Reading]], allocated: list[int]) -> bool:
+        """`allocated` are the bytes after each event since `first`. False if they do not agree with the readings."""
+        rises: dict[_Signature, int] = {}
+        for before, now in intervals:
+            begin, end = before.events - first.events, now.events - first.events
+            if not 0 <= begin <= end < len(allocated) or (allocated[begin], allocated[end]) != (
+                before.bytes,
+                now.bytes,
+            ):
+                return False  # the totals were reset, or an event came between a reading and the history's ends
+            signature = _signature(before, now)
+            rises[signature] = max(rises.get(signature, 0), max(allocated[begin : end + 1]) - before.bytes)
+        if len(self._rises) + len(rises) > _MOST_KNOWN:
+            self._rises.clear()
+        for signature, rise in rises.items():
+            self._rises[signature] = max(self._rises.get(signature, 0), rise)
+        return True

@@ -9,17 +9,19 @@ is no tensor that has it.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
 from vdnn.runtime.storage.transport import Transport
-from vdnn.runtime.torch_internals.backward_ends import call_after_backward, graph_task, in_backward
+from vdnn.runtime.torch_internals.backward_ends import call_after_backward, graph_task, in_backward, in_nested_backward
 from vdnn.runtime.torch_internals.clipping import Passes, replace_passes
 from vdnn.runtime.torch_internals.gradient_hooks import hear_behind, hear_first, hear_last, is_heard_last
 from vdnn.runtime.torch_internals.gradient_reads import (
@@ -28,18 +30,24 @@ from vdnn.runtime.torch_internals.gradient_reads import (
     set_native_gradient,
     watch_gradient,
 )
-from vdnn.runtime.torch_internals.local_shards import is_sharded
+from vdnn.runtime.torch_internals.local_shards import (
+    has_layout_of,
+    is_offloaded_by_fsdp,
+    is_sharded,
+    local_part,
+    with_local_part,
+)
 from vdnn.runtime.torch_internals.memory_holders import gradient_is_held
+from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage, plain_part
 from vdnn.runtime.torch_internals.tensor_swaps import watch_swaps
 from vdnn.runtime.torch_internals.zero_grads import watch_zero_grads
 from vdnn.runtime.training_state.gradient_copies import Change, GradientCopies, GradientOnHost
 from vdnn.runtime.training_state.homes import device_of
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
-from vdnn.runtime.training_state.local_gradients import is_local_shard, like, may_leave, whole_gradient
 from vdnn.runtime.training_state.parameters.away_parameter import away_of
-from vdnn.runtime.training_state.reduced_gradients import ReducedGradients
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
+from vdnn.runtime.training_state.state_tensors import has_lazy_bits, is_dense, is_whole
 
 
 class Waiting(Protocol):
@@ -352,3 +360,106 @@ def gradient_anywhere(parameter: torch.Tensor) -> torch.Tensor | None:
     like."""
     holder = holder_of(parameter)
     return parameter.grad if holder is None else holder.peek(parameter)
+
+
+# Says which part of a gradient leaves: all of it, or the local part if it is a DTensor.
+#
+# FSDP2 reduces the gradients of a module into one storage, of which each is a view. Such a view is copied on the device
+# first, since a copy to the host takes whole storages. The storage is released when the last of its gradients has left.
+
+
+def is_local_shard(parameter: torch.Tensor) -> bool:
+    """True for a DTensor whose local part is plain memory of the device of its mesh."""
+    return is_sharded(parameter) and plain_part(parameter) is not None and not is_offloaded_by_fsdp(parameter)
+
+
+def may_leave(parameter: torch.Tensor, device: torch.device, min_bytes: int) -> bool:
+    """True if the parameter has a gradient on `device` that may leave. The gradient of a DTensor must be divided as
+    that is."""
+    gradient = native_gradient(parameter)
+    if gradient is None or not has_layout_of(gradient, parameter):
+        return False
+    local = local_part(gradient)
+    is_alone = _is_plain_part(local, device) if is_sharded(gradient) else is_whole(local, device)
+    return is_alone and local.nbytes >= min_bytes
+
+
+def _is_plain_part(tensor: torch.Tensor, device: torch.device) -> bool:
+    is_there = tensor.device == device and has_plain_storage(tensor) and not tensor.requires_grad
+    return is_there and tensor.dim() > 0 and tensor.nbytes > 0 and not has_lazy_bits(tensor) and is_dense(tensor)
+
+
+def whole_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """The gradient, or its local part, in a storage of its own."""
+    gradient = native_gradient(parameter)
+    if gradient is None:
+        raise RuntimeError("expected the gradient that may leave, got none")
+    local = local_part(gradient)
+    return local if is_whole(local, local.device) else local.clone(memory_format=torch.preserve_format)
+
+
+def like(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """`gradient` itself, or a DTensor around it if the parameter is one."""
+    return with_local_part(parameter, gradient) if is_sharded(parameter) else gradient  # type: ignore[arg-type]
+
+
+# Lets gradients that DistributedDataParallel reduces leave once they are reduced.
+#
+# [Note: When DDP has reduced] DDP copies a gradient into its bucket behind the hook in which gradients leave otherwise,
+# and writes the reduced one where it was in a callback at the end of the backward. It queues that callback with the
+# last bucket. A callback that was queued before runs before it: ours queues a second one, which runs behind DDP's. This
+# holds for every communication hook, under no_sync(), and with a static graph, whose first reduction is in such a
+# callback. FSDP2 calls the hooks of a shard while it still holds what it reduced, so those leave behind the backward,
+# too.
+
+Take = Callable[[Iterable[torch.Tensor]], object]
+
+
+class ReducedGradients:
+    """Those of `parameters` that DDP reduces, and those whose reduced gradient has not left. `bring_back` and
+    `take_away` move gradients."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], bring_back: Callable[[], object], take_away: Take) -> None:
+        self._parameters = parameters
+        self._bring_back = bring_back
+        self._take_away = take_away
+        self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._ids: set[int] = set()  # of parameters
+        self._waiting: dict[int, torch.Tensor] = {}  # parameters by id
+        self._task: int | None = None  # the backward behind which the waiting ones leave
+
+    def watch(self) -> Callable[[], object]:
+        """Hears of calls of modules under DDP from now on. Returns what undoes it."""
+        handle: Any = torch.nn.modules.module.register_module_forward_pre_hook(self._before)
+        return handle.remove  # type: ignore[no-any-return]
+
+    def _before(self, module: torch.nn.Module, args: object) -> None:
+        if not isinstance(module, DistributedDataParallel):
+            return
+        if module not in self._modules:
+            self._modules.add(module)
+            self._ids.update(map(id, module.parameters()))
+        may_skip = module.find_unused_parameters or module.static_graph
+        if may_skip and torch.is_grad_enabled() and module.require_backward_grad_sync:
+            self._bring_back()  # DDP reduces the sum of a parameter that this backward does not reach, too
+            self._waiting.update((id(one), one) for one in self._parameters if self.has(one))
+
+    def has(self, parameter: torch.Tensor) -> bool:
+        return id(parameter) in self._ids
+
+    def leave_later(self, parameter: torch.Tensor) -> None:
+        """The gradient of `parameter` leaves behind the running backward."""
+        self._waiting[id(parameter)] = parameter
+        task = graph_task()
+        if task != self._task and call_after_backward(self._behind_others):
+            self._task = task
+
+    def _behind_others(self) -> None:
+        call_after_backward(self._leave)
+
+    def _leave(self) -> None:
+        if in_nested_backward():
+            return  # a checkpoint's: the reduction belongs to the outer one
+        self._task = None
+        waiting, self._waiting = list(self._waiting.values()), {}
+        self._take_away(waiting)

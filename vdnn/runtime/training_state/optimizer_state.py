@@ -9,29 +9,30 @@ closed: then all of it returns to the device.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Collection
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Container, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from vdnn.errors import VdnnError
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.optimizer_steps import replace_step
 from vdnn.runtime.training_state.away_gradients import AwayGradients, gradient_anywhere
-from vdnn.runtime.training_state.copied_optimizer import copied_to_device, copy_of
 from vdnn.runtime.training_state.cpu_steps import CpuSteps
 from vdnn.runtime.training_state.deferred.deferral import Deferral
 from vdnn.runtime.training_state.device_steps import DeviceSteps, Gradients
 from vdnn.runtime.training_state.homes import device_of, is_managed
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
-from vdnn.runtime.training_state.loading import LoadsInParts, put_where_it_computes
 from vdnn.runtime.training_state.moved_bytes import MovedBytes
 from vdnn.runtime.training_state.refusals import refuse_what_mixes
 from vdnn.runtime.training_state.sliced_step import SlicedStep, stopped
@@ -507,3 +508,114 @@ def state_of(optimizer: Optimizer) -> OptimizerState:
     if state is None:
         state = _states[optimizer] = OptimizerState(optimizer)
     return state
+
+
+# copy.deepcopy of an optimizer whose state is on the host: the copy is plain, with its state on the device.
+
+
+def copy_of(
+    optimizer: torch.optim.Optimizer,
+    memo: dict[int, Any],
+    on_host: Container[int],
+) -> torch.optim.Optimizer:
+    """Does what copy.deepcopy does, but for the tensors whose ids are in `on_host`, which go to the device."""
+    made: torch.optim.Optimizer = object.__new__(type(optimizer))
+    memo[id(optimizer)] = made
+    for parameter, state in optimizer.state.items():
+        for place in places_in(state):
+            if id(place.tensor) in on_host:
+                held = place.tensor if place.whole is None else place.whole
+                memo[id(held)] = place.holding(copied_to_device(place.tensor, parameter.device))
+    made.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
+    return made
+
+
+def copied_to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    tensor = torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=device)
+    return tensor if isinstance(host, FakeTensor) else tensor.copy_(host)
+
+
+# Loads a saved state in parts, so that the device never holds all of it.
+#
+# load_state_dict() makes every tensor on the device of its parameter, which is the room that a session does not have.
+# Here it runs once for each part of the state, and each part leaves before the next one is loaded. Hooks run once.
+
+_HOOKS = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
+
+
+class LoadsInParts:
+    """Watches `load_state_dict` of one optimizer. `take_out_part` moves to the host what was loaded, and `take_out`
+    does so when all of it is there."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        take_out_part: Callable[[], None],
+        take_out: Callable[[], None],
+        part_bytes: Callable[[], int],
+    ) -> None:
+        self._take_out_part = take_out_part
+        self._take_out = take_out
+        self._part_bytes = part_bytes
+        self._loaded: list[tuple[torch.Tensor, Any]] = []
+        self._handles = (
+            optimizer.register_load_state_dict_pre_hook(self._before),
+            optimizer.register_load_state_dict_post_hook(self._after, prepend=True),
+        )
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any] | None:
+        *parts, last = list(_parts_of(saved.get("state", {}), self._part_bytes())) or [{}]
+        self._loaded = []
+        before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
+        hooks = {name: getattr(optimizer, name) for name in _HOOKS}
+        try:
+            vars(optimizer).update({name: OrderedDict() for name in _HOOKS})
+            for part in parts:
+                torch.optim.Optimizer.load_state_dict(optimizer, {**saved, "state": part})
+                self._take_out_part()
+                self._loaded += optimizer.state.items()
+        except BaseException:
+            vars(optimizer).update(before)
+            self._loaded = []
+            raise
+        finally:
+            vars(optimizer).update(hooks)
+        return {**saved, "state": last}
+
+    def _after(self, optimizer: torch.optim.Optimizer) -> None:
+        loaded, self._loaded = self._loaded, []
+        rest = list(optimizer.state.items())
+        optimizer.state.clear()
+        optimizer.state.update(loaded + rest)
+        self._take_out()
+
+
+def put_where_it_computes(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
+    """Moves loaded state of a parameter that is on the host to the device where it computes, as torch does for one that
+    is there: all tensors, but counts of steps only for optimizers that have them on the device."""
+    if not is_managed(parameter):
+        return
+    device = device_of(parameter)
+    group = next(one for one in optimizer.param_groups if any(parameter is other for other in one["params"]))
+    has_counts_there = bool(group.get("capturable") or group.get("fused"))
+    for place in places_in(optimizer.state.get(parameter)):
+        if place.tensor.device == parameter.device != device and (place.key != "step" or has_counts_there):
+            place.put(place.tensor.to(device))
+
+
+def _parts_of(state: dict[Any, Any], limit_bytes: int) -> Iterator[dict[Any, Any]]:
+    part: dict[Any, Any] = {}
+    part_bytes = 0
+    for name, value in state.items():
+        nbytes = sum(place.tensor.nbytes for place in places_in(value))
+        if part and part_bytes + nbytes > limit_bytes:
+            yield part
+            part, part_bytes = {}, 0
+        part[name] = value
+        part_bytes += nbytes
+    if part:
+        yield part

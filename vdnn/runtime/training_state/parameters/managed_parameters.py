@@ -6,33 +6,37 @@ Leaving returns what was on the device. What cannot leave stays on the device an
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from vdnn.bytesize import format_bytes
-from vdnn.errors import VdnnError
+from vdnn.errors import CombinationError, VdnnError
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.data_reads import native_data, set_native_data, watch_data_no_longer
 from vdnn.runtime.torch_internals.gradient_hooks import hear_first, hear_incoming
+from vdnn.runtime.torch_internals.local_shards import is_sharded
 from vdnn.runtime.torch_internals.memory_holders import is_used_natively, memory_is_held, natively_held
 from vdnn.runtime.torch_internals.parameter_guard import guard_no_longer
-from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode
+from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage, outside_of_inference_mode, plain_part
 from vdnn.runtime.training_state.homes import manage, manage_no_longer
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, away_of, holders_of
-from vdnn.runtime.training_state.parameters.chosen import Leaving, choose
-from vdnn.runtime.training_state.parameters.data_parallel import refuse_data_parallel, watch_data_parallel
-from vdnn.runtime.training_state.parameters.mapped_memory import MappedBlock, MappedFiles
 from vdnn.runtime.training_state.parameters.module_calls import ModuleCalls
 from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
 from vdnn.runtime.training_state.parameters.streaming import Streaming
 from vdnn.runtime.training_state.parameters.writes import DEFAULT_ONE_IN, Writes
 from vdnn.runtime.training_state.state_copies import StateCopies
+from vdnn.runtime.training_state.state_tensors import is_dense
 from vdnn.user_warnings import warn
 
 TransportFor = Callable[[torch.device], Transport | None]
@@ -345,3 +349,161 @@ def _outlive_the_memory(host: torch.Tensor) -> None:
 
 def _is_whole(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().nbytes() == tensor.nbytes and not tensor.storage_offset()
+
+
+# Chooses the parameters of a model that leave the device, and says why others stay.
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A parameter that leaves. `owner` is the position of the first module that has it."""
+
+    name: str
+    owner: int
+    parameter: torch.nn.Parameter
+    is_tied: bool  # several modules have it
+
+
+@dataclass(slots=True)
+class Chosen:
+    """Parameters that leave, and the names of those that stay, with the reasons."""
+
+    leave: list[Leaving] = field(default_factory=list)
+    stay: dict[str, str] = field(default_factory=dict)
+
+
+def choose(model: torch.nn.Module, min_bytes: int, trained: frozenset[int] | None = None) -> Chosen:
+    """The parameters without grad of at least `min_bytes`, and those whose ids are in `trained`. Tied ones count once,
+    by their first name."""
+    _refuse_compiled(model)
+    chosen = Chosen()
+    tensors = [*model.parameters(), *model.buffers()]
+    holders = Counter(part.untyped_storage()._cdata for one in tensors if (part := plain_part(one)) is not None)
+    modules = Counter(id(one) for module in model.modules() for one in module._parameters.values())
+    seen: set[int] = set()
+    for owner, (path, module) in enumerate(model.named_modules()):
+        for own_name, parameter in module._parameters.items():
+            if parameter is None or id(parameter) in seen or (parameter.requires_grad and trained is None):
+                continue
+            seen.add(id(parameter))
+            name = f"{path}.{own_name}" if path else own_name
+            if type(parameter) is not torch.nn.Parameter and not has_plain_storage(parameter):
+                chosen.stay[name] = f"it is a {type(parameter).__name__}"
+            elif not has_plain_storage(parameter):
+                chosen.stay[name] = "it has no plain memory of its own"
+            elif not parameter.dim() or parameter.nbytes < max(min_bytes, 1):
+                continue  # small
+            elif parameter.requires_grad and trained is not None and id(parameter) not in trained:
+                chosen.stay[name] = "it is trained, and no optimizer of the session has it"
+            elif holders[parameter.untyped_storage()._cdata] > 1:
+                chosen.stay[name] = "it shares memory with another parameter or buffer"
+            elif not is_dense(parameter):
+                chosen.stay[name] = "its elements overlap or lie apart"
+            else:
+                chosen.leave.append(Leaving(name, owner, parameter, is_tied=modules[id(parameter)] > 1))
+    return chosen
+
+
+def _refuse_compiled(model: torch.nn.Module) -> None:
+    for path, module in model.named_modules():
+        if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
+            raise VdnnError(
+                f"parameters: module {path or 'model'!r} is compiled, and compiled code reads parameters where no hook "
+                "can bring them. Leave out parameters=, or do not compile it."
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise VdnnError(
+                f"parameters: module {path or 'model'!r} is a TorchScript module, which reads parameters where no hook "
+                "can bring them. Leave out parameters=, or give the module as it was before."
+            )
+
+
+# Refuses trained parameters that leave under DDP or FSDP2.
+#
+# [Note: Who holds a gradient's node] DDP puts its hooks on the node of each parameter's gradient once, when it wraps
+# the model. Torch makes another node when the data of the parameter move between devices, so DDP would never hear of a
+# gradient again. FSDP2 gathers its shards from memory of its own, which does not know of a parameter's data on the
+# host.
+
+_WAY_OUT = "Use parameters='frozen', and gradients=True for the gradients"
+
+
+def refuse_data_parallel(model: torch.nn.Module) -> None:
+    """Raises CombinationError if DDP or FSDP2 has a part of `model`."""
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise _under_ddp()
+    if any(map(is_sharded, model.parameters())):
+        raise CombinationError(
+            ours="parameters='all'",
+            theirs="FSDP2 or another DTensor",
+            reason="it gathers its shards from memory of its own, so they cannot be elsewhere",
+            way_out=_WAY_OUT,
+        )
+
+
+def watch_data_parallel(parameters: Iterable[torch.Tensor]) -> Callable[[], object]:
+    """Raises CombinationError before a module under DDP runs that has one of `parameters`. Returns what ends this."""
+    ids = frozenset(map(id, parameters))
+
+    def before(module: torch.nn.Module, args: object) -> None:
+        if isinstance(module, DistributedDataParallel) and any(id(one) in ids for one in module.parameters()):
+            raise _under_ddp()
+
+    handle: Any = torch.nn.modules.module.register_module_forward_pre_hook(before)
+    return handle.remove  # type: ignore[no-any-return]
+
+
+def _under_ddp() -> CombinationError:
+    return CombinationError(
+        ours="parameters='all'",
+        theirs="DistributedDataParallel",
+        reason="torch replaces the nodes that have DDP's hooks when a parameter's data leave the device",
+        way_out=_WAY_OUT,
+    )
+
+
+# Finds tensors whose memory is a private mapping of a file, such as a checkpoint that was loaded with mmap=True.
+#
+# Such memory is a host copy already: the pages are the file's, and a copy of them would be a second one.
+
+_MAPS = Path("/proc/self/maps")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MappedBlock:
+    """Memory of a file in place of a pinned block. Nothing writes to it, so nothing has to wait for its uses."""
+
+    address: int
+    bytes: int
+
+    @property
+    def last_uses(self) -> tuple[Any, ...]:
+        return ()
+
+    def note_use(self, event: object) -> None:
+        """Nothing reuses this memory."""
+
+
+class MappedFiles:
+    """The files that are mapped into this process now. Empty where the system does not list them."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+        for line in _MAPS.read_text().splitlines() if _MAPS.exists() else []:
+            span, access, _, _, inode, *path = line.split(maxsplit=5)
+            if inode == "0" or not path or not access.endswith("p"):
+                continue
+            begin, end = (int(edge, 16) for edge in span.split("-"))
+            if self._ends and self._ends[-1] == begin:  # one file, written to in parts
+                self._ends[-1] = end
+                continue
+            self._begins.append(begin)
+            self._ends.append(end)
+
+    def __contains__(self, tensor: object) -> bool:
+        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor) or tensor.device.type != "cpu":
+            return False
+        address = tensor.data_ptr()
+        index = bisect.bisect_right(self._begins, address) - 1
+        return index >= 0 and address + tensor.nbytes <= self._ends[index]

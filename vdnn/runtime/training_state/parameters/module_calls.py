@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import dis
 import functools
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from vdnn.errors import VdnnError
-from vdnn.runtime.torch_internals import forks
-from vdnn.runtime.torch_internals.backward_ends import in_backward
+from vdnn.runtime.torch_internals import forks, parameter_access
+from vdnn.runtime.torch_internals.backward_ends import graph_task, in_backward
 from vdnn.runtime.torch_internals.data_reads import native_data, watch_data, watch_data_no_longer
 from vdnn.runtime.torch_internals.parameter_access import watch_parameters_of
+from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer, is_guarded
 from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
 from vdnn.runtime.torch_internals.tensor_swaps import watch_swaps
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, is_held
-from vdnn.runtime.training_state.parameters.graph_reads import GraphReads
-from vdnn.runtime.training_state.parameters.graph_uses import GraphUses
-from vdnn.runtime.training_state.parameters.reads_outside import reads_values
 from vdnn.runtime.training_state.parameters.streaming import Streaming
 from vdnn.runtime.training_state.parameters.writes import Found, Use, Writes
 from vdnn.user_warnings import line_of_user
@@ -437,3 +438,199 @@ def _parameters_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
     elif depth and isinstance(value, (list, tuple, set)):
         for one in value:
             yield from _parameters_in(one, depth - 1)
+
+
+# Finds parameters that the program reads between calls of modules, with their gradient: a penalty on a norm.
+#
+# Such a read makes a graph of the host copy, whose gradient would be the CPU's. So in the first calls of a model its
+# trained parameters are guarded between calls: see parameter_guard. No function mode is active, and none of them is
+# guarded while a module runs.
+
+
+class GraphReads:
+    """`read(parameters, held)` is called for those that a graph was made of, and brings them to the device for good.
+    `held` are the ids of those for which `is_held(parameter)` before: a graph may hold memory, too."""
+
+    def __init__(
+        self, read: Callable[[list[torch.Tensor], set[int]], None], is_held: Callable[[torch.Tensor], bool]
+    ) -> None:
+        self._read, self._is_held = read, is_held
+        self._held: set[int] = set()
+        self._watched: dict[int, torch.nn.Parameter] = {}
+
+    def begin(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """No module runs from now on."""
+        for one in parameters:
+            if type(one) is torch.nn.Parameter and one.requires_grad:
+                self._watched[id(one)] = one
+                guard(one, self)
+
+    def end(self) -> None:
+        """A module runs from now on."""
+        watched, self._watched = self._watched, {}
+        for one in watched.values():
+            guard_no_longer(one)
+
+    def before_use(self, parameter: torch.Tensor) -> None:
+        guard_no_longer(parameter)
+        with torch._C.DisableTorchFunction():
+            self._held.discard(id(parameter))
+            if torch.is_grad_enabled() and self._is_held(parameter):
+                self._held.add(id(parameter))
+
+    def after_use(self, parameters: list[torch.Tensor], outcome: Any, error: Exception | None, *, writes: bool) -> bool:
+        """A function was called with `parameters`. True: it has to be called again, now that they are on the device."""
+        known = [one for one in parameters if id(one) in self._watched]
+        if not writes and torch.is_grad_enabled() and (error is not None or _is_in_graph(outcome)):
+            for one in known:
+                del self._watched[id(one)]
+            self._read(known, self._held)
+            return bool(known)
+        for one in known:
+            if not is_guarded(one):
+                guard(self._watched[id(one)], self)
+        return False
+
+
+def _is_in_graph(outcome: object) -> bool:
+    if isinstance(outcome, torch.Tensor):
+        return outcome.grad_fn is not None
+    return isinstance(outcome, (list, tuple)) and any(map(_is_in_graph, outcome))
+
+
+# Keeps a parameter on the device from its first use to its gradient, if a graph uses it more than once.
+#
+# [Note: One accumulator] autograd sums the gradients of all uses of a parameter in one graph, and adds the sum to
+# `parameter.grad`. torch starts a new sum when the data of a parameter are put on another device. Two sums that are
+# added one after another round otherwise than one. So the data of a parameter that is used again stay on the device
+# until its gradient is there. Tied parameters are known before; others when they are used again while a graph with them
+# lives.
+
+_MARK = "vdnn"
+
+
+class _Mark:
+    """Lives as long as the node of a graph that has it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class GraphUses:
+    """`let_go(parameter)` is called when no graph holds it any longer."""
+
+    def __init__(self, let_go: Callable[[AwayParameter], object]) -> None:
+        self._let_go = let_go
+        self._held: list[AwayParameter] = []
+        self.found: set[str] = set()  # names of those that were found to be used again
+
+    def used(self, away: AwayParameter) -> object:
+        """A module is about to use `away`, whose data are on the device. Returns what has to live until its use."""
+        parameter = away.parameter
+        if not (parameter.requires_grad and torch.is_grad_enabled()):
+            return None
+        task = graph_task()
+        if not away.is_shared and any(one == task and mark() is not None for one, mark in away.accumulators):
+            away.is_shared = True
+            self.found.add(away.name)
+        if away.is_shared and not away.is_held:
+            away.is_held = True
+            away.users += 1
+            self._held.append(away)
+        with outside_of_transforms():  # inside of them, the parameter's view has no grad_fn
+            node = torch.autograd.graph.get_gradient_edge(parameter).node
+        known: dict[str, object] = node.metadata  # type: ignore[assignment]  # a property, which torch says is a method
+        if _MARK not in known:
+            mark = _Mark()
+            known[_MARK] = mark
+            away.accumulators = [pair for pair in away.accumulators if pair[1]() is not None]
+            away.accumulators.append((task, weakref.ref(mark)))
+        return node
+
+    def accumulated(self, away: AwayParameter) -> None:
+        """The gradient of `away` was accumulated, or a part of it if torch began another sum, because the second use
+        was not known."""
+        away.in_parts = sum(mark() is not None for _, mark in away.accumulators) > 1
+        away.accumulators.clear()
+        self._release(away)
+
+    def release_dead(self) -> None:
+        """Releases what graphs held that no longer exist."""
+        for away in list(self._held):
+            if all(mark() is None for _, mark in away.accumulators):
+                self._release(away)
+
+    def forget(self, away: AwayParameter) -> bool:
+        """No graph holds `away` any longer, whatever uses it. Returns True if one did."""
+        was_held, away.is_held = away.is_held, False
+        if was_held:
+            away.users = max(0, away.users - 1)
+            self._held.remove(away)
+        return was_held
+
+    def _release(self, away: AwayParameter) -> None:
+        if self.forget(away) and not away.users:
+            self._let_go(away)
+
+
+# Tells whether a program that takes a parameter reads its values, from the instruction that follows.
+#
+# A parameter that is taken outside of its module comes to the device, for as long as the module that takes it runs.
+# Many programs take one for its dtype or its shape alone (`x.to(self.head.weight.dtype)`); those need no copy. What is
+# not understood counts as a read.
+
+# Attributes and methods that need no values, and are the same on every device.
+_FACTS = frozenset(
+    (
+        *("shape", "dtype", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "_version", "itemsize"),
+        *("is_quantized", "is_nested", "is_sparse", "_base", "nbytes", "size", "dim", "stride", "numel", "nelement"),
+        *("element_size", "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "requires_grad_"),
+        *("ndimension", "_backward_hooks", "_post_accumulate_grad_hooks", "__class__"),
+    )
+)
+_IN_BETWEEN_FILES = (parameter_access.__file__, torch.nn.modules.module.__file__)
+_IN_BETWEEN = frozenset(("CACHE", "NOP", "EXTENDED_ARG"))
+
+
+def reads_values(depth: int = 1) -> bool:
+    """False if the program takes facts only. `depth`: of the frame of the dict of parameters that it called."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and frame.f_code.co_filename in _IN_BETWEEN_FILES:
+        frame = frame.f_back
+    return frame is None or _reads_values(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=4096)
+def _reads_values(code: CodeType, offset: int) -> bool:
+    following = _instructions(code, offset)
+    next(following, None)
+    after = next(following, None)
+    if after is None:
+        return True
+    if _is_variable(after, "STORE"):  # `for parameter in ...`
+        uses = [*_after_loads(code, str(after.argval))]
+        return not uses or not all(map(_is_fact, uses))
+    return not _is_fact(after)
+
+
+def _instructions(code: CodeType, offset: int = 0) -> Iterator[dis.Instruction]:
+    return (one for one in dis.get_instructions(code) if one.offset >= offset and one.opname not in _IN_BETWEEN)
+
+
+def _is_fact(instruction: dis.Instruction | None) -> bool:
+    is_access = instruction is not None and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
+    return is_access and instruction is not None and instruction.argval in _FACTS
+
+
+def _is_variable(instruction: dis.Instruction, kind: str) -> bool:
+    return instruction.opname in (f"{kind}_FAST", f"{kind}_NAME", f"{kind}_DEREF")
+
+
+def _after_loads(code: CodeType, name: str) -> Iterator[dis.Instruction | None]:
+    """The instruction behind each one that loads the variable; None behind others that have to do with it."""
+    before: dis.Instruction | None = None
+    for one in _instructions(code):
+        if before is not None and before.argval == name and not before.opname.startswith("STORE"):
+            yield one if before.opname.startswith("LOAD_FAST") or _is_variable(before, "LOAD") else None
+        elif before is not None and isinstance(before.argval, tuple) and name in before.argval:
+            yield None
+        before = one
