@@ -18,7 +18,7 @@ from vdnn.step.timeline import Timeline
 from vdnn.user_warnings import VdnnWarning
 
 if TYPE_CHECKING:
-    from vdnn.advisor.advices import Advices
+    from vdnn.advisor.advice import Advices
     from vdnn.advisor.examination import advise
     from vdnn.integrations.compile_options import compile_options
     from vdnn.planning.catalogue import register_policy
@@ -82,7 +82,7 @@ _RUNTIME_NAMES = {
 
 # Names of planning, which needs the native core but not torch.
 _PLANNING_NAMES = {
-    "Advices": "vdnn.advisor.advices",
+    "Advices": "vdnn.advisor.advice",
     "PlanReport": "vdnn.report.plan_report",
     "SublinearConfig": "vdnn.planning.published.megengine_sublinear",
     "TrainingReport": "vdnn.report.training_report",

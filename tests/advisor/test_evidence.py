@@ -15,7 +15,7 @@ from vdnn.advisor.evidence import Evidence, NotSeen
 from vdnn.advisor.examination import examine
 from vdnn.advisor.host_syncs import HostSync
 from vdnn.advisor.loop_training import LoopTraining
-from vdnn.advisor.workload_training import WorkloadTraining
+from vdnn.advisor.parts import WorkloadTraining
 from vdnn.hardware import load_profile
 
 H100 = load_profile("h100")

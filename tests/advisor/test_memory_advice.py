@@ -8,12 +8,11 @@ from torch import nn
 
 from tests.advisor.programs import WIDTH, evidence_of, found, perceptron, training_of
 from vdnn.advisor.advice import Kind, Per
-from vdnn.advisor.block_checkpoints import repeated_blocks
 from vdnn.advisor.change import Change
 from vdnn.advisor.evidence import Evidence, NotSeen
 from vdnn.advisor.examination import examine
-from vdnn.advisor.virtual_step import rehearse
-from vdnn.advisor.workload_training import WorkloadTraining
+from vdnn.advisor.parts import WorkloadTraining
+from vdnn.advisor.virtual_step import rehearse, repeated_blocks
 from vdnn.hardware import load_profile
 
 pytestmark = pytest.mark.slow

@@ -16,8 +16,8 @@ from vdnn.advisor.census import Census
 from vdnn.advisor.change import Change
 from vdnn.advisor.evidence import Evidence, NotSeen
 from vdnn.advisor.host_reads import HostReads
+from vdnn.advisor.parts import WorkloadTraining
 from vdnn.advisor.virtual_step import machine_aside, rehearse
-from vdnn.advisor.workload_training import WorkloadTraining
 from vdnn.hardware import load_profile
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 

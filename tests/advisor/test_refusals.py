@@ -13,7 +13,7 @@ import vdnn
 from tests.advisor.programs import BATCH, WIDTH, perceptron, training_of
 from vdnn.advisor.advice import Advice, Basis, Gain, Kind, unknown
 from vdnn.advisor.examination import examine
-from vdnn.advisor.workload_training import WorkloadTraining
+from vdnn.advisor.parts import WorkloadTraining
 from vdnn.errors import VdnnError
 from vdnn.hardware import load_profile
 

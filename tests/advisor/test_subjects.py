@@ -9,7 +9,7 @@ import pytest
 
 from tests.runtime.rehearsal import programs
 from vdnn.advisor.evidence import Evidence
-from vdnn.advisor.workload_training import WorkloadTraining
+from vdnn.advisor.parts import WorkloadTraining
 from vdnn.hardware import load_profile
 from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
 

@@ -11,7 +11,7 @@ from tests.advisor.programs import evidence_of, found, perceptron, training_of
 from vdnn.advisor.advice import Kind
 from vdnn.advisor.change import Change
 from vdnn.advisor.evidence import Evidence, NotSeen
-from vdnn.advisor.workload_training import WorkloadTraining
+from vdnn.advisor.parts import WorkloadTraining
 from vdnn.hardware import load_profile
 
 CARD = load_profile("rtx-4090")

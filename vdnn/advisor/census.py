@@ -10,20 +10,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.amp.autocast_mode import autocast
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vdnn.advisor.card_calls import card_calls
 from vdnn.advisor.diagnostics import tools_that_are_on
 from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.host_syncs import SCALER, VALUE, HostSync, PythonCalls, sync_of
-from vdnn.advisor.norm_biases import NormBias, norm_biases
 from vdnn.runtime.rehearsal.chosen_sizes import chosen_by_mask, run_with_size
 from vdnn.runtime.rehearsal.source_place import user_place
 
@@ -180,3 +179,85 @@ def _host_counters(optimizer: torch.optim.Optimizer | None) -> set[int]:
             if isinstance(step, torch.Tensor):
                 on_host.add(id(step))
     return on_host
+
+
+# Replaces calls of the user's program that name the GPU, while CPU tensors stand for those of the card.
+#
+# `torch.autocast("cuda")` then applies to the CPU tensors, so that the advisor sees the program's mixed precision.
+# `torch.cuda.synchronize()` is counted, and does nothing else if CPU tensors stand for the card.
+
+
+@contextlib.contextmanager
+def card_calls(*, stands_for_card: bool, on_synchronize: Callable[[], None]) -> Iterator[None]:
+    """A context in which those calls are replaced. `stands_for_card`: CPU tensors stand for those of the card."""
+    initialize, synchronize = autocast.__init__, torch.cuda.synchronize
+
+    def initialize_for_card(
+        context: autocast, device_type: str, dtype: torch.dtype | None = None, **options: Any
+    ) -> None:
+        if stands_for_card and device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        initialize(context, device_type, dtype, **options)
+
+    def count_synchronize(device: Any = None) -> None:
+        on_synchronize()
+        if not stands_for_card:
+            synchronize(device)
+
+    autocast.__init__ = initialize_for_card  # type: ignore[method-assign, assignment]
+    torch.cuda.synchronize = count_synchronize
+    try:
+        yield
+    finally:
+        autocast.__init__, torch.cuda.synchronize = initialize, synchronize  # type: ignore[method-assign]
+
+
+# Finds biases that a batch norm cancels, in the graph of the step, so that functions count as well as modules.
+#
+# Only a batch norm in training reads the output of the convolution or product, and only that operation reads the bias.
+# The batch norm subtracts the mean over the batch, and with it any constant.
+
+# The index of the bias among the inputs of the node.
+_BIAS_EDGE = {"ConvolutionBackward0": 2, "AddmmBackward0": 0}
+_NORMS = ("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0")
+
+
+class NormBias(NamedTuple):
+    """The ids of the two parameters; the caller knows their names. `norm_id` is 0 for a norm without a weight."""
+
+    bias_id: int
+    norm_id: int
+
+
+def norm_biases(loss: torch.Tensor) -> Iterator[NormBias]:
+    """Find the biases in the graph of `loss`. Call this before the backward pass, which frees the graph."""
+    nodes, consumers = _graph(loss.grad_fn)
+    for norm in nodes:
+        if norm.name() not in _NORMS or not getattr(norm, "_saved_training", True):
+            continue
+        made_by = norm.next_functions[0][0]
+        if made_by is None or consumers[made_by] != 1 or made_by.name() not in _BIAS_EDGE:
+            continue
+        bias = made_by.next_functions[_BIAS_EDGE[made_by.name()]][0]
+        if bias is None or consumers[bias] != 1 or not hasattr(bias, "variable"):
+            continue
+        weight: Any = norm.next_functions[1][0]
+        yield NormBias(id(bias.variable), id(weight.variable) if hasattr(weight, "variable") else 0)
+
+
+def _graph(root: Any) -> tuple[list[Any], Counter[Any]]:
+    """All nodes, and how many others read each. Python objects of nodes are created on access, and keep their identity
+    only while they are held."""
+    nodes, consumers, waiting = [], Counter[Any](), [root]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes.append(node)
+        for following, _ in node.next_functions:
+            if following is not None:
+                consumers[following] += 1
+                waiting.append(following)
+    return nodes, consumers

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from vdnn.advisor.advice import Advice, Gain, Kind
-from vdnn.advisor.advices import Advices, NotExamined
-from vdnn.advisor.chunked_loss import chunked_loss
-from vdnn.advisor.convolutions import channels_last, cudnn_benchmark
-from vdnn.advisor.debugging import debugging
+from vdnn.advisor.advice import Advice, Advices, Gain, Kind, NotExamined
 from vdnn.advisor.evidence import Evidence, NotSeen
-from vdnn.advisor.gradients import biases_before_norms, filled_gradients
 from vdnn.advisor.host_reads import HostReads
-from vdnn.advisor.host_waits import host_waits
-from vdnn.advisor.largest_batch import largest_batch
 from vdnn.advisor.loader import loader_workers, pinned_memory
 from vdnn.advisor.loop_training import LoopTraining, Loss, Step
-from vdnn.advisor.memory import accumulation, checkpointing, offloading
+from vdnn.advisor.memory import accumulation, checkpointing, largest_batch, offloading
 from vdnn.advisor.observation import Observed, observe
-from vdnn.advisor.optimizer_form import fused_form, state_in_8_bits
 from vdnn.advisor.parts import Training
-from vdnn.advisor.precision import mixed_precision, tf32_products
-from vdnn.advisor.restored_state import settings_kept
+from vdnn.advisor.step_advice import (
+    biases_before_norms,
+    channels_last,
+    chunked_loss,
+    cudnn_benchmark,
+    debugging,
+    filled_gradients,
+    fused_form,
+    host_waits,
+    mixed_precision,
+    state_in_8_bits,
+    tf32_products,
+)
 from vdnn.advisor.training_plan import training_plan
 from vdnn.advisor.virtual_step import VirtualStep
 from vdnn.hardware import HardwareProfile, load_profile
@@ -171,3 +176,29 @@ def profile_for(hardware: str | os.PathLike[str] | HardwareProfile | None) -> Ha
 
         return measured_profile()
     return load_profile("h100" if hardware is None else hardware)
+
+
+# Restores the settings of an optimizer, which a user's step may change: a scheduler changes the original optimizer.
+
+
+@contextlib.contextmanager
+def settings_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Restore all settings of each group on exit, also after an exception. Ignores the warning of schedulers, which
+    count the steps of the original while only copies step."""
+    before = [{name: _held(one) for name, one in group.items() if name != "params"} for group in optimizer.param_groups]
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step\\(\\)` before", UserWarning)
+            yield
+    finally:
+        for group, settings in zip(optimizer.param_groups, before, strict=False):
+            for name, value in settings.items():
+                if isinstance(value, torch.Tensor):
+                    group[name].copy_(value)
+                else:
+                    group[name] = value
+
+
+def _held(value: object) -> object:
+    """A copy of a setting. A learning rate may be a tensor, which is written in place."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value

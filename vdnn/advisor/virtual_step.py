@@ -7,23 +7,28 @@ follows the plan. Optimizers take the loops that they would take on a GPU, not t
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
-from vdnn.advisor.block_checkpoints import checkpoint_blocks
 from vdnn.advisor.census import Census
 from vdnn.advisor.change import Change
-from vdnn.advisor.convolution_weights import ConvolutionWeights, convolution_weights, to_channels_last
 from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.host_syncs import HostSync
 from vdnn.advisor.optimizer_state import OptimizerForm, form_of
 from vdnn.advisor.parts import Parts, Training
 from vdnn.hardware import HardwareProfile
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 from vdnn.runtime.rehearsal.logits import LogitsWatch
 from vdnn.runtime.rehearsal.stage import stage
 from vdnn.runtime.session.offload import offload
@@ -211,3 +216,77 @@ def _is_removable(model: torch.nn.Module, name: str) -> bool:
         return False
     module = model.get_submodule(_module_of(name))
     return isinstance(module, (torch.nn.modules.conv._ConvNd, torch.nn.Linear))
+
+
+# Finds the blocks that a model repeats, and checkpoints them in a rehearsal.
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The outermost modules that have submodules and whose class occurs at least twice. A container is not a block, but
+    the modules in it may be."""
+    inner = [one for one in model.modules() if one is not model and _may_be_block(one)]
+    times = Counter(type(one) for one in inner)
+    return list(_outermost(model, {kind for kind, count in times.items() if count > 1}))
+
+
+def checkpoint_blocks(model: nn.Module) -> int:
+    """Make the backward pass recompute each block from now on. Returns the number of blocks."""
+    blocks = repeated_blocks(model)
+    for block in blocks:
+        recomputed = functools.partial(checkpoint, block.forward, use_reentrant=False, context_fn=_contexts)
+        object.__setattr__(block, "forward", recomputed)  # the instance's attribute hides the method of its class
+    return len(blocks)
+
+
+def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    """Contexts for the forward pass and the recompute. Torch disables function modes in the backward pass, so without
+    CudaShaped the recompute would have the shapes of the CPU."""
+    return nullcontext(), CudaShaped()
+
+
+def _may_be_block(module: nn.Module) -> bool:
+    has_parts = next(module.children(), None) is not None
+    return has_parts and type(module) not in _CONTAINERS and next(module.parameters(), None) is not None
+
+
+def _outermost(module: nn.Module, kinds: set[type[nn.Module]]) -> Iterator[nn.Module]:
+    for child in module.children():
+        if type(child) in kinds:
+            yield child
+        else:
+            yield from _outermost(child, kinds)
+
+
+# The memory layout of a model's convolution weights: which one they have, and how to change it.
+
+_LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_NAMES = {4: "channels_last", 5: "channels_last_3d"}
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionWeights:
+    """Counts of the weights of convolutions with two or three dimensions. Weights of 1 x 1 kernels have both layouts at
+    once and do not count as channels first."""
+
+    total: int
+    channels_first: int
+    layout: str
+
+
+def convolution_weights(model: torch.nn.Module) -> ConvolutionWeights | None:
+    """The counts for `model`, or None if it has no such convolutions."""
+    weights = [one.weight for one in model.modules() if isinstance(one, _ConvNd) and one.weight.dim() in _LAYOUTS]
+    if not weights:
+        return None
+    first = [one for one in weights if not one.is_contiguous(memory_format=_LAYOUTS[one.dim()])]
+    return ConvolutionWeights(len(weights), len(first), _NAMES[weights[0].dim()])
+
+
+def to_channels_last(model: torch.nn.Module) -> None:
+    """Stores the weights of convolutions channels last. Each stays the same object, so an optimizer keeps it."""
+    for one in model.modules():
+        if isinstance(one, _ConvNd) and one.weight.dim() in _LAYOUTS:
+            weight = one.weight.detach()
+            one.weight.data = weight.contiguous(memory_format=_LAYOUTS[weight.dim()])

@@ -220,7 +220,7 @@ def run_advise_command(options: argparse.Namespace) -> int:
 
 def _advise(options: argparse.Namespace) -> Any:
     from vdnn.advisor.examination import advise, examine, profile_for
-    from vdnn.advisor.workload_training import WorkloadTraining
+    from vdnn.advisor.parts import WorkloadTraining
     from vdnn.runtime.rehearsal.user_code import user_code
 
     make: Any = find_function(options.function)
