@@ -9,7 +9,7 @@ from benchmarks.compiled.eager import EagerStep
 from vdnn.bytesize import format_bytes
 from vdnn.hardware import HardwareProfile
 from vdnn.integrations.compile_options import KNAPSACK_SHARES, RegionCuts, plans_of
-from vdnn.integrations.compiled_moves import Move
+from vdnn.integrations.compiled_moves import RegionMove
 from vdnn.integrations.region_plan import RegionPlan, RegionPlanner
 from vdnn.planning.costs import profile_costs
 from vdnn.runtime.machine.graph_step import GraphStep
@@ -99,7 +99,7 @@ def offloading_of_all(cuts: RegionCuts, planner: RegionPlanner, profile: Hardwar
     moves = []
     for lifetime, storage, reload in zip(step.recording.lifetimes, step.storages, reloads, strict=True):
         release, use = min(lifetime.free_point, step.boundary), lifetime.uses[0]
-        moves.append(Move(storage.names[0], storage.nbytes, release, max(reload, step.boundary + 1), use))
+        moves.append(RegionMove(storage.names[0], storage.nbytes, release, max(reload, step.boundary + 1), use))
     return planner.replayed(cuts.plain, step, moves)
 
 

@@ -26,7 +26,7 @@ from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.torch_internals import joint_graph, module_watch, zero_grads
 from vdnn.runtime.torch_internals.gradient_reads import set_native_gradient
-from vdnn.runtime.torch_internals.memory_holders import Counts
+from vdnn.runtime.torch_internals.memory_holders import HolderCounts
 from vdnn.runtime.torch_internals.parameter_guard import guard_no_longer
 from vdnn.runtime.training_state import away_gradients
 from vdnn.runtime.training_state.away_gradients import AwayGradients
@@ -183,7 +183,7 @@ def hooks_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 def native_holders_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """7: DLPack and storage objects are not asked for."""
     monkeypatch.setattr(
-        Counts,
+        HolderCounts,
         "exceed",
         lambda self, most, more: self.tensor > most.tensor or self.native_storage > most.native_storage,
     )

@@ -15,7 +15,7 @@ from vdnn.advisor.change import Change
 from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.loop_training import LoopTraining
 from vdnn.advisor.observation import Observed
-from vdnn.advisor.parts import Training, staged_of
+from vdnn.advisor.parts import ExaminedTraining, staged_of
 from vdnn.advisor.virtual_step import VirtualStep, rehearse
 from vdnn.errors import BudgetError
 from vdnn.hardware import HardwareProfile
@@ -37,7 +37,7 @@ class Evidence:
 
     def __init__(
         self,
-        training: Training,
+        training: ExaminedTraining,
         profile: HardwareProfile,
         *,
         budget_bytes: int | None = None,

@@ -18,7 +18,7 @@ from vdnn.advisor.loader import loader_workers, pinned_memory
 from vdnn.advisor.loop_training import LoopTraining, Loss, Step
 from vdnn.advisor.memory import accumulation, checkpointing, largest_batch, offloading
 from vdnn.advisor.observation import Observed, observe
-from vdnn.advisor.parts import Training
+from vdnn.advisor.parts import ExaminedTraining
 from vdnn.advisor.step_advice import (
     biases_before_norms,
     channels_last,
@@ -99,7 +99,7 @@ def advise(
 
 
 def examine(
-    training: Training,
+    training: ExaminedTraining,
     profile: HardwareProfile,
     *,
     budget: int | str | None = None,

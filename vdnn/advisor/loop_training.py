@@ -15,14 +15,14 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from vdnn.advisor.parts import Parts, Training, check_model
+from vdnn.advisor.parts import ExaminedTraining, Parts, check_model
 from vdnn.errors import InvalidArgumentError
 
 Loss = Callable[..., object]
 Step = Callable[[torch.nn.Module, torch.optim.Optimizer, Any], object]
 
 
-class LoopTraining(Training):
+class LoopTraining(ExaminedTraining):
     """A training loop. It calls `loss(output, target)` for batches that are pairs, and `loss(output)` for others.
     Without a loss, the output has to contain one. `step(model, optimizer, batch)` instead does a whole step: forward
     and backward passes, the optimizer's step, and zero_grad."""

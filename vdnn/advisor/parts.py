@@ -1,4 +1,4 @@
-"""The parts of a training step, and Training, which makes the parts on tensors without data."""
+"""The parts of a training step, and ExaminedTraining, which makes the parts on tensors without data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Parts:
         return scalar_loss(self.loss())
 
 
-class Training(ABC):
+class ExaminedTraining(ABC):
     """The training that an examination is about."""
 
     name: str
@@ -87,7 +87,7 @@ def check_model(model: object) -> torch.nn.Module:
 # WorkloadTraining: a function of a batch size, which returns what it may return for `vdnn plan`.
 
 
-class WorkloadTraining(Training):
+class WorkloadTraining(ExaminedTraining):
     """A training from such a function. `optimizer` is a name that `vdnn plan` knows; with None the step ends with the
     backward pass."""
 

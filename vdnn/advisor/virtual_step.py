@@ -25,7 +25,7 @@ from vdnn.advisor.change import Change
 from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.host_syncs import HostSync
 from vdnn.advisor.optimizer_state import OptimizerForm, form_of
-from vdnn.advisor.parts import Parts, Training
+from vdnn.advisor.parts import ExaminedTraining, Parts
 from vdnn.hardware import HardwareProfile
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
@@ -63,7 +63,7 @@ class VirtualStep:
 
 
 def rehearse(
-    training: Training, profile: HardwareProfile, change: Change, host_reads: HostReads | None = None
+    training: ExaminedTraining, profile: HardwareProfile, change: Change, host_reads: HostReads | None = None
 ) -> VirtualStep:
     """Rehearse the step with `change`. The same step and change give the same numbers on any machine."""
     batch = change.batch or training.batch

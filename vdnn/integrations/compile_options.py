@@ -27,7 +27,7 @@ from vdnn.integrations.compiled_moves import put_into
 from vdnn.integrations.region_plan import RegionPlan, RegionPlanner
 from vdnn.runtime.machine.graph_cost import GraphCost
 from vdnn.runtime.torch_internals import joint_graph
-from vdnn.runtime.torch_internals.joint_graph import Cut, Trial
+from vdnn.runtime.torch_internals.joint_graph import Cut, CutTrial
 
 _OPTION = "custom_partitioner_fn"
 
@@ -224,7 +224,7 @@ class RegionCuts:
         self._given = (joint, inputs, num_fwd_outputs, options)
         self._nodes = len(joint.graph.nodes)
         self._knapsacks: dict[float, Cut] = {}
-        self._trials: dict[frozenset[str], Trial] = {}
+        self._trials: dict[frozenset[str], CutTrial] = {}
 
     @functools.cached_property
     def plain(self) -> Cut:
@@ -252,14 +252,16 @@ class RegionCuts:
 
     def searched(self, budget_bytes: int, cost: GraphCost) -> Cut:
         """The cut that a search finds whose operations take the least time to recompute under `budget_bytes`."""
-        search = _Search(budget_bytes, cost, self._nodes)
+        search = _CutSearch(budget_bytes, cost, self._nodes)
 
-        def choose(candidates: Sequence[fx.Node], attempt: Callable[[frozenset[fx.Node]], Trial]) -> frozenset[fx.Node]:
+        def choose(
+            candidates: Sequence[fx.Node], attempt: Callable[[frozenset[fx.Node]], CutTrial]
+        ) -> frozenset[fx.Node]:
             return search.choose(candidates, lambda chosen: self._tried(chosen, attempt))
 
         return joint_graph.chosen_cut(*self._given, choose)
 
-    def _tried(self, chosen: frozenset[fx.Node], attempt: Callable[[frozenset[fx.Node]], Trial]) -> Trial:
+    def _tried(self, chosen: frozenset[fx.Node], attempt: Callable[[frozenset[fx.Node]], CutTrial]) -> CutTrial:
         """The trial of a set, made once for all budgets: each copy of the joint graph has the same names."""
         names = frozenset(node.name for node in chosen)
         if names not in self._trials:
@@ -293,7 +295,7 @@ def _planned(planner: RegionPlanner, cuts: dict[str, Cut]) -> dict[str, RegionPl
     return {name: plan for name, plan in plans.items() if plan is not None}
 
 
-class _Search:
+class _CutSearch:
     """Looks for the operations to recompute: those with the least time a byte first, then without what need not be."""
 
     def __init__(self, budget_bytes: int, cost: GraphCost, nodes: int) -> None:
@@ -301,7 +303,7 @@ class _Search:
         self._tries = min(_MOST_TRIES, max(_FEWEST_TRIES, _NODES_TRIED // max(nodes, 1)))
 
     def choose(
-        self, candidates: Sequence[fx.Node], attempt: Callable[[frozenset[fx.Node]], Trial]
+        self, candidates: Sequence[fx.Node], attempt: Callable[[frozenset[fx.Node]], CutTrial]
     ) -> frozenset[fx.Node]:
         """The set to recompute, or all candidates if even that does not fit."""
         tried: dict[frozenset[fx.Node], tuple[bool, int, int]] = {}

@@ -20,7 +20,7 @@ from vdnn.step.plan import Plan
 _KEPT_META = ("saved_tensor_with_no_vc_check",)
 
 
-class Move(NamedTuple):
+class RegionMove(NamedTuple):
     """A value that leaves: its name, and the points of its release, its reload and its first use in backward."""
 
     name: str
@@ -30,7 +30,7 @@ class Move(NamedTuple):
     use_point: int
 
 
-def moves_of(step: GraphStep, plan: Plan) -> list[Move]:
+def moves_of(step: GraphStep, plan: Plan) -> list[RegionMove]:
     """The moves of a plan, in the order of the reloads. A value leaves before the end of forward, and comes back behind
     its beginning of backward."""
     found = []
@@ -42,11 +42,11 @@ def moves_of(step: GraphStep, plan: Plan) -> list[Move]:
             reload = use if absence.reload_point is None else absence.reload_point
             release = min(max(absence.release_point, lifetime.free_point), step.boundary)
             reload = min(max(reload, step.boundary + 1), use)
-            found.append(Move(storage.names[0], storage.nbytes, release, reload, use))
+            found.append(RegionMove(storage.names[0], storage.nbytes, release, reload, use))
     return sorted(found, key=lambda move: (move.reload_point, move.use_point))
 
 
-def put_into(forward: fx.GraphModule, backward: fx.GraphModule, step: GraphStep, moves: Iterable[Move]) -> None:
+def put_into(forward: fx.GraphModule, backward: fx.GraphModule, step: GraphStep, moves: Iterable[RegionMove]) -> None:
     """Changes both graphs. Nothing that they compute changes."""
     moves = list(moves)
     ahead, behind = list(forward.graph.nodes), list(backward.graph.nodes)
@@ -77,7 +77,7 @@ def put_into(forward: fx.GraphModule, backward: fx.GraphModule, step: GraphStep,
         module.recompile()
 
 
-def _offload(graph: fx.Graph, nodes: list[fx.Node], step: GraphStep, move: Move) -> None:
+def _offload(graph: fx.Graph, nodes: list[fx.Node], step: GraphStep, move: RegionMove) -> None:
     value = next(node for node in nodes if node.name == move.name)
     index = nodes.index(value)
     with graph.inserting_after(value):
@@ -91,7 +91,7 @@ def _offload(graph: fx.Graph, nodes: list[fx.Node], step: GraphStep, move: Move)
     output.args = (type(output.args[0])(waited if one is value else one for one in output.args[0]), *output.args[1:])
 
 
-def _host_of(graph: fx.Graph, move: Move) -> tuple[fx.Node, fx.Node]:
+def _host_of(graph: fx.Graph, move: RegionMove) -> tuple[fx.Node, fx.Node]:
     """The input of backward that was the value, and the new one that is its host tensor."""
     value = next(node for node in graph.nodes if node.op == "placeholder" and node.name == move.name)
     with graph.inserting_after(value):
@@ -109,7 +109,7 @@ def _reload(graph: fx.Graph, before: fx.Node, value: fx.Node, host: fx.Node) -> 
     return node
 
 
-def _host_name(move: Move) -> str:
+def _host_name(move: RegionMove) -> str:
     return f"{move.name}_on_host"
 
 

@@ -13,7 +13,7 @@ from torch import fx
 
 from vdnn.errors import BudgetError
 from vdnn.hardware import HardwareProfile
-from vdnn.integrations.compiled_moves import Move, moves_of
+from vdnn.integrations.compiled_moves import RegionMove, moves_of
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.footprint import offload_everything
 from vdnn.planning.policies.plan_policy import PlanRequest
@@ -36,7 +36,7 @@ class RegionPlan:
 
     cut: Cut
     step: GraphStep
-    moves: tuple[Move, ...]
+    moves: tuple[RegionMove, ...]
     step_ns: int
     peak_bytes: int
 
@@ -94,11 +94,11 @@ class RegionPlanner:
             return None
         return self.replayed(cut, step, moves_of(step, plan)) or self._fitting(self._everything_away(cut, step))
 
-    def replayed(self, cut: Cut, step: GraphStep, moves: Iterable[Move]) -> RegionPlan | None:
+    def replayed(self, cut: Cut, step: GraphStep, moves: Iterable[RegionMove]) -> RegionPlan | None:
         """The cut with these moves, or None if it is over the budget after all."""
         return self._fitting(self._simulated(cut, step, tuple(moves)))
 
-    def _simulated(self, cut: Cut, step: GraphStep, moves: tuple[Move, ...]) -> RegionPlan:
+    def _simulated(self, cut: Cut, step: GraphStep, moves: tuple[RegionMove, ...]) -> RegionPlan:
         timeline = simulate(step.recording, plan_of_moves(step, moves), self._costs)
         return RegionPlan(cut, step, moves, timeline.step_ns, timeline.peak_bytes)
 
@@ -111,7 +111,7 @@ class RegionPlanner:
         return plan if plan.needed_bytes <= self.budget_bytes else None
 
 
-def plan_of_moves(step: GraphStep, moves: Iterable[Move]) -> Plan:
+def plan_of_moves(step: GraphStep, moves: Iterable[RegionMove]) -> Plan:
     """The moves as a plan of the recorded step."""
     by_name = {move.name: move for move in moves}
     lifetimes = []

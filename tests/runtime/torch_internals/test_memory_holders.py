@@ -12,7 +12,7 @@ import torch
 
 from vdnn.runtime.torch_internals import memory_holders
 from vdnn.runtime.torch_internals.memory_holders import (
-    Counts,
+    HolderCounts,
     gradient_is_held,
     is_used_natively,
     memory_is_held,
@@ -112,7 +112,7 @@ def test_a_known_holder_of_a_value_does_not_count() -> None:
     state = {"mean": torch.randn(4)}
     known = [state["mean"]]
     assert value_is_held(lambda: state["mean"])
-    assert not value_is_held(lambda: state["mean"], Counts(1, 0))
+    assert not value_is_held(lambda: state["mean"], HolderCounts(1, 0))
     assert known
 
 

@@ -22,7 +22,7 @@ from vdnn.runtime.session.session import Session
 from vdnn.runtime.torch_internals.memory_holders import natively_held
 from vdnn.runtime.training_state import cpu_steps
 from vdnn.runtime.training_state.optimizer_state import state_of
-from vdnn.runtime.training_state.state_copies import Moving, StateCopies
+from vdnn.runtime.training_state.state_copies import StateCopies, StateCopy
 
 NARROW = vdnn.Limits(offload_window="2KiB", reload_window="2KiB")
 PLACES = ["sim-eager", "sim-lazy", "sim-random", "fake", "fake-late"]
@@ -104,7 +104,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     release = StateCopies._release
     found: list[int] = []
 
-    def poison_and_release(copies: StateCopies, moving: Moving) -> None:
+    def poison_and_release(copies: StateCopies, moving: StateCopy) -> None:
         copies.transport.device.synchronize(moving.complete)
         for tensor in moving.tensors:
             # The tensor and the object that is asked.

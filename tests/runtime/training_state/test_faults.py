@@ -23,7 +23,7 @@ from tests.runtime.training_state.test_lives import expected, one_step, outcome,
 from vdnn.errors import DeviceLostError, VdnnError
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.training_state.host_tensor import HostTensor
-from vdnn.runtime.training_state.state_copies import Moving, StateCopies
+from vdnn.runtime.training_state.state_copies import StateCopies, StateCopy
 
 ADAMW = OPTIMIZERS["adamw"]
 OUT_OF_MEMORY, INVALID_VALUE, ILLEGAL_ADDRESS = 2, 1, 700
@@ -51,7 +51,7 @@ def test_without_room_for_two_slices_one_comes_after_the_other_has_left(
     refused: list[int] = []
     fetch = StateCopies.fetch
 
-    def without_room_ahead(copies: StateCopies, hosts: list[HostTensor]) -> Moving:
+    def without_room_ahead(copies: StateCopies, hosts: list[HostTensor]) -> StateCopy:
         is_first = hosts[0].tensor is first
         if not is_first and id(hosts[0]) not in refused:
             refused.append(id(hosts[0]))

@@ -13,7 +13,7 @@ from vdnn.step.recording import Lifetime, PointKind, Recording
 _CONVOLUTION = "ConvolutionBackward"
 
 
-class Operation(NamedTuple):
+class BackwardOperation(NamedTuple):
     """An operation that runs between its last use and `read_point`. `lifetimes` are in the order of its uses."""
 
     name: str
@@ -26,7 +26,7 @@ class Operation(NamedTuple):
         return self.name.startswith(_CONVOLUTION)
 
 
-def operations_of(recording: Recording) -> tuple[Operation, ...]:
+def operations_of(recording: Recording) -> tuple[BackwardOperation, ...]:
     uses_by_read_point: dict[int, list[tuple[int, int]]] = {}  # by the point at which they are read: (use, lifetime)
     for use, point in enumerate(recording.points):
         if point.kind is PointKind.USE and point.lifetime is not None:
@@ -34,7 +34,7 @@ def operations_of(recording: Recording) -> tuple[Operation, ...]:
             read_point = lifetime.read[lifetime.uses.index(use)]
             uses_by_read_point.setdefault(read_point, []).append((use, point.lifetime))
     return tuple(
-        Operation(
+        BackwardOperation(
             name=recording.points[uses[0][0]].operation,
             uses=tuple(use for use, _ in uses),
             read_point=read_point,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from vdnn.planning.gaps import Gap, gaps_of, planned_lifetimes
-from vdnn.planning.policies.backward_operations import Operation, operations_of
+from vdnn.planning.policies.backward_operations import BackwardOperation, operations_of
 from vdnn.planning.policies.plan_policy import PlanRequest
 from vdnn.planning.policies.step_clock import StepClock
 from vdnn.planning.policies.swap_schedule import brought_back_at, release_when_copied
@@ -56,7 +56,7 @@ def _release_at_end_of_layer(gaps: list[Gap]) -> dict[Gap, int]:
 # prefetched.
 
 
-def prefetch_points(operations: Sequence[Operation], released: Mapping[Gap, int]) -> dict[Gap, int]:
+def prefetch_points(operations: Sequence[BackwardOperation], released: Mapping[Gap, int]) -> dict[Gap, int]:
     """Reload points for gaps with these release points. Gaps that the search does not find are left out.
 
     The reload point is the last use of the operation during which the copy runs. An operation that uses several absent

@@ -18,12 +18,12 @@ ENTRY_POINTS = "vdnn.policies"
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _RegisteredPolicy:
     online: Callable[[], OnlinePolicy] | None
     planner: Callable[[], PlanPolicy] | None
 
 
-_entries: dict[str, _Entry] = {}
+_entries: dict[str, _RegisteredPolicy] = {}
 _are_entry_points_loaded = False
 
 
@@ -40,7 +40,7 @@ def register_policy(
         raise ValueError(f"register_policy: expected a name without spaces around it, got {name!r}.")
     if name in _entries:
         raise ValueError(f"register_policy: there is a policy {name!r} already. Choose another name.")
-    _entries[name] = _Entry(online, planner)
+    _entries[name] = _RegisteredPolicy(online, planner)
 
 
 def policy_names() -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def has_online(policy: str) -> bool:
     return _entry_of(policy).online is not None
 
 
-def _entry_of(name: str) -> _Entry:
+def _entry_of(name: str) -> _RegisteredPolicy:
     if not isinstance(name, str):
         raise TypeError(f"policy: expected one of {_listed(policy_names())} or a policy, got {type(name).__name__}.")
     entry = _all().get(name)
@@ -94,13 +94,13 @@ def _entry_of(name: str) -> _Entry:
     return entry
 
 
-def _all() -> dict[str, _Entry]:
+def _all() -> dict[str, _RegisteredPolicy]:
     global _are_entry_points_loaded
     if not _are_entry_points_loaded:
         _are_entry_points_loaded = True
         for point in entry_points(group=ENTRY_POINTS):
             if point.name not in _entries:
-                _entries[point.name] = _Entry(None, point.load())
+                _entries[point.name] = _RegisteredPolicy(None, point.load())
     return _entries
 
 

@@ -82,13 +82,13 @@ class MegengineSublinear(PlanPolicy):
         budget_bytes = budget_to_meet(request)
         if budget_bytes is None and request.budget_bytes is not None:
             return keep_everything(request, self.name)
-        search = _Search(request.recording, self._config)
+        search = _SublinearSearch(request.recording, self._config)
         cuts = search.least()
         enough_bytes = self._config.lb_memory_mb << 20 if budget_bytes is None else budget_bytes
         return plan_of_recomputes(request, self.name, search.refined(cuts, enough_bytes).chosen)
 
 
-class _Search:
+class _SublinearSearch:
     """See [Note: MegEngine's search]."""
 
     def __init__(self, recording: Recording, config: SublinearConfig) -> None:

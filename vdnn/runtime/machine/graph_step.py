@@ -21,7 +21,7 @@ from vdnn.step.recording import Lifetime, Point, PointKind, Recording, SaveKey
 _BEFORE, _AFTER = 0, 1
 
 
-class Place(NamedTuple):
+class NodePlace(NamedTuple):
     """Right before or behind a node. `node` counts those of forward, and then those of backward."""
 
     node: int
@@ -34,17 +34,17 @@ class GraphStep:
     forward and backward. `storages` has one entry for each lifetime. Points also count what cannot leave."""
 
     recording: Recording
-    places: tuple[Place, ...]
+    places: tuple[NodePlace, ...]
     boundary: int
     storages: tuple[SavedStorage, ...]
 
 
 class _Read(NamedTuple):
     storage: SavedStorage
-    made: Place
-    free: Place
-    first_use: Place
-    last_use: Place
+    made: NodePlace
+    free: NodePlace
+    first_use: NodePlace
+    last_use: NodePlace
 
 
 def graph_step(
@@ -59,9 +59,9 @@ def graph_step(
     ahead, behind = list(forward.nodes), list(backward.nodes)
     all_reads = [one for one in (_read(storage, ahead, behind, is_view) for storage in storages) if one is not None]
     reads = [one for one in all_reads if one.storage.can_leave]
-    boundary = Place(len(ahead) - 1, _BEFORE)
+    boundary = NodePlace(len(ahead) - 1, _BEFORE)
     places = sorted({boundary, *(one.made for one in reads), *(one.first_use for one in reads)})
-    events: list[tuple[Place, int | None]] = [(boundary, None)]
+    events: list[tuple[NodePlace, int | None]] = [(boundary, None)]
     events += [(one.made, index) for index, one in enumerate(reads)]
     events += [(one.first_use, index) for index, one in enumerate(reads)]
     events.sort(key=lambda event: event[0])
@@ -69,17 +69,17 @@ def graph_step(
     numbers = {event: number for number, event in enumerate(events)}
     last = len(places)
 
-    def first_at(place: Place) -> int:
+    def first_at(place: NodePlace) -> int:
         return min(bisect_left(places, place), last)
 
     lifetimes = []
     for index, one in enumerate(reads):
         made, use = numbers[one.made, index], numbers[one.first_use, index]
-        done = max(first_at(Place(one.last_use.node, _AFTER)), use + 1)
+        done = max(first_at(NodePlace(one.last_use.node, _AFTER)), use + 1)
         free = max(first_at(one.free), made)
         lifetimes.append(Lifetime(one.storage.nbytes, (made,), (use,), (done,), made, free, done))
     fixed = [
-        (first_at(one.made), first_at(Place(one.last_use.node, _AFTER)), one.storage.nbytes)
+        (first_at(one.made), first_at(NodePlace(one.last_use.node, _AFTER)), one.storage.nbytes)
         for one in all_reads
         if not one.storage.can_leave
     ]
@@ -112,16 +112,16 @@ def _read(
     latest = max(places[node] for node in made)
     if not used:
         # Torch calls the states of random generators something else in backward. Such a value is held to the end.
-        end = Place(len(ahead) + len(behind) - 1, _AFTER)
-        return _Read(replace(storage, can_leave=False), Place(latest, _AFTER), end, end, end)
+        end = NodePlace(len(ahead) + len(behind) - 1, _AFTER)
+        return _Read(replace(storage, can_leave=False), NodePlace(latest, _AFTER), end, end, end)
     readers = [places[user] for node in made for user in _readers(node, is_view)]
     read = [places[user] for node in given for user in _readers(node, is_view)]
     return _Read(
         storage,
-        Place(latest, _AFTER),
-        Place(max([latest, *readers]), _AFTER),
-        Place(min(used), _BEFORE),
-        Place(max(read), _AFTER),
+        NodePlace(latest, _AFTER),
+        NodePlace(max([latest, *readers]), _AFTER),
+        NodePlace(min(used), _BEFORE),
+        NodePlace(max(read), _AFTER),
     )
 
 
@@ -138,7 +138,7 @@ def _readers(node: fx.Node, is_view: Callable[[fx.Node], bool]) -> set[fx.Node]:
     return found or {node}
 
 
-def _times(places: Sequence[Place], node_ns: Sequence[float]) -> list[int]:
+def _times(places: Sequence[NodePlace], node_ns: Sequence[float]) -> list[int]:
     """The time before each place, and behind the last one."""
     until = [0.0]
     for one in node_ns:
@@ -158,7 +158,7 @@ def _changes(held: Iterable[tuple[int, int, int]], points: int) -> list[int]:
 
 
 def _points(
-    events: Sequence[tuple[Place, int | None]], times: Sequence[int], changes: Sequence[int], ends_bytes: int
+    events: Sequence[tuple[NodePlace, int | None]], times: Sequence[int], changes: Sequence[int], ends_bytes: int
 ) -> list[Point]:
     points, held, seen = [], ends_bytes, set[int]()
     for number, (_, lifetime) in enumerate([*events, (None, None)]):

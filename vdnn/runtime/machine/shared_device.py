@@ -20,7 +20,7 @@ from vdnn.planning.training.training import TrainingMachine
 _LEAST_BYTES = 1e-6  # less is nothing: rates are not whole numbers
 
 
-class Engine(Enum):
+class MachineEngine(Enum):
     """The part of the machine that carries out an operation."""
 
     __hash__ = object.__hash__  # Enum's own is slow
@@ -30,7 +30,7 @@ class Engine(Enum):
     CPU = "cpu"
 
 
-class Event(NamedTuple):
+class StreamPoint(NamedTuple):
     """The moment at which a stream has done its first `position` operations."""
 
     stream: int
@@ -39,9 +39,9 @@ class Event(NamedTuple):
 
 @dataclass(slots=True)
 class _Operation:
-    engine: Engine | None  # None: waits for `event`
+    engine: MachineEngine | None  # None: waits for `event`
     amount: float = 0.0  # bytes, or nanoseconds of computing
-    event: Event | None = None
+    event: StreamPoint | None = None
 
 
 @dataclass(slots=True)
@@ -59,41 +59,41 @@ class SharedDevice:
         link, self._memory_rate = machine.link, machine.host_bytes_per_s / 1e9
         self._duplex_rate, self._latency_ns = link.duplex_bytes_per_s / 1e9, link.latency_ns
         self._alone = {
-            Engine.COMPUTE: 1.0,
-            Engine.TO_DEVICE: link.to_device_bytes_per_s / 1e9,
-            Engine.TO_HOST: link.to_host_bytes_per_s / 1e9,
-            Engine.CPU: min(machine.cpu_bytes_per_s, machine.host_bytes_per_s) / 1e9,
+            MachineEngine.COMPUTE: 1.0,
+            MachineEngine.TO_DEVICE: link.to_device_bytes_per_s / 1e9,
+            MachineEngine.TO_HOST: link.to_host_bytes_per_s / 1e9,
+            MachineEngine.CPU: min(machine.cpu_bytes_per_s, machine.host_bytes_per_s) / 1e9,
         }
         self._streams: list[_Stream] = []
         self.now_ns = 0.0
-        self.moved_bytes = dict.fromkeys(Engine, 0)
+        self.moved_bytes = dict.fromkeys(MachineEngine, 0)
 
     def create_stream(self) -> int:
         self._streams.append(_Stream())
         return len(self._streams) - 1
 
     def compute(self, stream: int, duration_ns: int) -> None:
-        self._issue(stream, _Operation(Engine.COMPUTE, float(duration_ns)))
+        self._issue(stream, _Operation(MachineEngine.COMPUTE, float(duration_ns)))
 
-    def copy(self, stream: int, engine: Engine, nbytes: int) -> None:
+    def copy(self, stream: int, engine: MachineEngine, nbytes: int) -> None:
         """The latency of a copy is counted as the bytes that it could have moved alone."""
         self.moved_bytes[engine] += nbytes
         self._issue(stream, _Operation(engine, nbytes + self._latency_ns * self._alone[engine]))
 
     def step_on_cpu(self, stream: int, nbytes: int) -> None:
-        self.moved_bytes[Engine.CPU] += nbytes
-        self._issue(stream, _Operation(Engine.CPU, float(nbytes)))
+        self.moved_bytes[MachineEngine.CPU] += nbytes
+        self._issue(stream, _Operation(MachineEngine.CPU, float(nbytes)))
 
-    def record(self, stream: int) -> Event:
-        return Event(stream, self._streams[stream].issued)
+    def record(self, stream: int) -> StreamPoint:
+        return StreamPoint(stream, self._streams[stream].issued)
 
-    def wait(self, stream: int, event: Event) -> None:
+    def wait(self, stream: int, event: StreamPoint) -> None:
         """The stream goes on when the event has happened."""
         if event.position > self._streams[event.stream].issued:
             raise VdnnError(f"event: expected one that was recorded, got {event}.")
         self._issue(stream, _Operation(None, event=event))
 
-    def time_ns(self, event: Event) -> float:
+    def time_ns(self, event: StreamPoint) -> float:
         """The time of an event that has happened."""
         return self._streams[event.stream].ended_ns[event.position - 1] if event.position else 0.0
 
@@ -142,14 +142,14 @@ class SharedDevice:
                         stream.running = one
                         busy.add(one.engine)
 
-    def _rates(self, engines: set[Engine]) -> dict[Engine, float]:
+    def _rates(self, engines: set[MachineEngine]) -> dict[MachineEngine, float]:
         rates = {engine: self._alone[engine] for engine in engines}
-        copies = [engine for engine in (Engine.TO_DEVICE, Engine.TO_HOST) if engine in engines]
+        copies = [engine for engine in (MachineEngine.TO_DEVICE, MachineEngine.TO_HOST) if engine in engines]
         self._limit(rates, copies, self._duplex_rate)
-        self._limit(rates, [engine for engine in engines if engine is not Engine.COMPUTE], self._memory_rate)
+        self._limit(rates, [engine for engine in engines if engine is not MachineEngine.COMPUTE], self._memory_rate)
         return rates
 
-    def _limit(self, rates: dict[Engine, float], engines: Collection[Engine], most: float) -> None:
+    def _limit(self, rates: dict[MachineEngine, float], engines: Collection[MachineEngine], most: float) -> None:
         together = sum(rates[engine] for engine in engines)
         for engine in engines:
             if together > most:

@@ -14,7 +14,7 @@ from vdnn.planning.training.cycle import ByteClass, Cycle, Move, TaskKind, cycle
 from vdnn.planning.training.placement import Placement
 from vdnn.planning.training.room import give_room
 from vdnn.planning.training.training import Training, TrainingMachine
-from vdnn.runtime.machine.shared_device import Engine, Event, SharedDevice
+from vdnn.runtime.machine.shared_device import MachineEngine, SharedDevice, StreamPoint
 
 _STEPS = 12
 
@@ -63,8 +63,8 @@ def execute_training(
         tuple(device.time_ns(end) for end in ends),
         program.peak_bytes,
         program.arrived_bytes // steps,
-        moved[Engine.TO_HOST] // steps,
-        moved[Engine.CPU] // steps,
+        moved[MachineEngine.TO_HOST] // steps,
+        moved[MachineEngine.CPU] // steps,
     )
 
 
@@ -82,13 +82,13 @@ class _Program:
         self._steps_first = cycle.tasks[0].kind is TaskKind.STEP
         self._allocated: defaultdict[int, int] = defaultdict(int)  # changes of memory, by task of all steps
         self._moving_bytes = 0
-        self._releases: defaultdict[int, list[Event]] = defaultdict(list)
-        self._arrivals: defaultdict[int, list[tuple[int, Event]]] = defaultdict(list)
-        self._begun: list[Event] = []  # the moments at which tasks have their memory
-        self._left: dict[tuple[int, int], Event] = {}  # copies to the host, by their move and step
-        self._fed: dict[tuple[int, int], Event] = {}  # gradients on the host, by unit and step
-        self._written: defaultdict[tuple[int, int], list[Event]] = defaultdict(list)  # parameters, by unit and step
-        self._stepped: dict[tuple[int, int], Event] = {}  # on the CPU, by unit and step
+        self._releases: defaultdict[int, list[StreamPoint]] = defaultdict(list)
+        self._arrivals: defaultdict[int, list[tuple[int, StreamPoint]]] = defaultdict(list)
+        self._begun: list[StreamPoint] = []  # the moments at which tasks have their memory
+        self._left: dict[tuple[int, int], StreamPoint] = {}  # copies to the host, by their move and step
+        self._fed: dict[tuple[int, int], StreamPoint] = {}  # gradients on the host, by unit and step
+        self._written: defaultdict[tuple[int, int], list[StreamPoint]] = defaultdict(list)  # parameters, likewise
+        self._stepped: dict[tuple[int, int], StreamPoint] = {}  # on the CPU, by unit and step
         self._turn_in = self._place_in = 0
         for turn in range(_STEPS + 1):
             for move in cycle.ins:
@@ -97,7 +97,7 @@ class _Program:
                     self._allocated[max(first, 0)] += move.nbytes
                     self._allocated[last] -= move.nbytes  # from here on its task needs it
 
-    def issue_step(self, turn: int) -> Event:
+    def issue_step(self, turn: int) -> StreamPoint:
         for place, task in enumerate(self.cycle.tasks):
             now = turn * self.count + place
             for event in self._releases.pop(now, ()):
@@ -128,13 +128,13 @@ class _Program:
                 self.device.wait(self._in, self._begun[first])
             for event in followed:
                 self.device.wait(self._in, event)
-            self.device.copy(self._in, Engine.TO_DEVICE, move.nbytes)
+            self.device.copy(self._in, MachineEngine.TO_DEVICE, move.nbytes)
             self._arrivals[turn * self.count + move.task].append((move.nbytes, self.device.record(self._in)))
             self._place_in += 1
             if self._place_in == len(self.cycle.ins):
                 self._place_in, self._turn_in = 0, turn + 1
 
-    def _what_it_follows(self, move: Move, turn: int) -> list[Event] | None:
+    def _what_it_follows(self, move: Move, turn: int) -> list[StreamPoint] | None:
         """The bytes are on the host first, and the parameters are those of the step before. None if that is still to be
         issued."""
         before, found = move.brings_back, []
@@ -151,12 +151,12 @@ class _Program:
             return found
         return found + [self._stepped[one] for one in steps] if all(one in self._stepped for one in steps) else None
 
-    def _issue_outs(self, turn: int, place: int, done: Event) -> None:
+    def _issue_outs(self, turn: int, place: int, done: StreamPoint) -> None:
         for move in self.cycle.outs:
             if move.task != place:
                 continue
             self.device.wait(self._out, done)
-            self.device.copy(self._out, Engine.TO_HOST, move.nbytes)
+            self.device.copy(self._out, MachineEngine.TO_HOST, move.nbytes)
             event = self._left[id(move), turn] = self.device.record(self._out)
             self._releases[turn * self.count + move.bound].append(event)
             if move.bound > place + 1:
@@ -167,7 +167,7 @@ class _Program:
             if move.byte_class is ByteClass.PARAMETER:
                 self._written[move.unit, turn].append(event)
 
-    def _issue_cpu_steps(self, turn: int, done: Event) -> None:
+    def _issue_cpu_steps(self, turn: int, done: StreamPoint) -> None:
         """Those whose gradients are on their way: with clipping, when backward has ended."""
         for unit in self.cycle.cpu_steps:
             if (unit, turn) in self._stepped:

@@ -19,7 +19,7 @@ from vdnn.runtime.storage.source import Source
 from vdnn.runtime.storage.transport import Transport
 
 
-class Check(Protocol):
+class RecomputeCheck(Protocol):
     """Compares a recomputed storage with a hash of the discarded one."""
 
     def compare(self, address: int, nbytes: int, stream: _C.Stream) -> None: ...
@@ -179,7 +179,7 @@ class Discarded:
         transport: Transport,
         counted: CountedRecipe,
         is_exact: bool = True,
-        check: Check | None = None,
+        check: RecomputeCheck | None = None,
     ) -> None:
         self._facts = facts
         self._source = source

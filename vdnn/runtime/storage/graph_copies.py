@@ -28,7 +28,7 @@ from vdnn.user_warnings import warn
 _NO_LIMIT_BYTES = 1 << 62
 
 
-class _Held:
+class _HeldCopy:
     """A copy on the host. The memory of its tensor holds it, and it is found by the address of that memory."""
 
     __slots__ = ("__weakref__", "copy", "nbytes", "transport")
@@ -37,7 +37,7 @@ class _Held:
         self.copy, self.nbytes, self.transport = copy, nbytes, transport
 
 
-class _Source:
+class _CopySource:
     """Holds a value on the device until the queue has copied it."""
 
     __slots__ = ("tensor",)
@@ -56,7 +56,7 @@ class _Reloading(NamedTuple):
 
 
 _lock = threading.RLock()
-_held: weakref.WeakValueDictionary[int, _Held] = weakref.WeakValueDictionary()
+_held: weakref.WeakValueDictionary[int, _HeldCopy] = weakref.WeakValueDictionary()
 _reloading: dict[int, _Reloading] = {}
 
 
@@ -106,14 +106,14 @@ def offload(value: torch.Tensor) -> torch.Tensor:
         stream = transport.current_stream()
         transport.release_sources()
         try:
-            copy = transport.queue.offload(value.data_ptr(), nbytes, stream, stream, _Source(value))
+            copy = transport.queue.offload(value.data_ptr(), nbytes, stream, stream, _CopySource(value))
         except MemoryError:
             copy = None
         if copy is None:
             _warn_of_pageable_memory(os.getpid())
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu").copy_(value)
         memory = (ctypes.c_char * nbytes).from_address(copy.block.address)
-        memory.held = held = _Held(copy, nbytes, transport)
+        memory.held = held = _HeldCopy(copy, nbytes, transport)
         _held[copy.block.address] = held
     # Of bytes first: some dtypes are not read from buffers.
     return torch.frombuffer(memory, dtype=torch.uint8).view(value.dtype).as_strided(value.shape, value.stride())

@@ -15,7 +15,7 @@ import torch
 
 from vdnn import _C
 from vdnn.errors import DriverError
-from vdnn.runtime.storage.discarded import Check, CountedRecipe, Discarded, RecomputeRecipe
+from vdnn.runtime.storage.discarded import CountedRecipe, Discarded, RecomputeCheck, RecomputeRecipe
 from vdnn.runtime.storage.facts import Geometry, StorageFacts
 from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.storage.reloaded import Reloaded
@@ -270,7 +270,7 @@ class ManagedStorage:
         is_only_on_device = self.source.storage is not None and self.copy is None
         return is_only_on_device and self.witness._version == self.version and len(self.transport.streams) <= 1
 
-    def discard(self, recipe: RecomputeRecipe, *, is_exact: bool, check: Check | None = None) -> bool:
+    def discard(self, recipe: RecomputeRecipe, *, is_exact: bool, check: RecomputeCheck | None = None) -> bool:
         """Releases the source without a copy. False if `can_be_discarded` does not hold."""
         if not self.can_be_discarded:
             return False

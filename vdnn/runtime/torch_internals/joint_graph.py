@@ -52,7 +52,7 @@ _SOLVER_DECIDES = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RegionBytes:
     """The bytes of a region between its forward and its backward, each storage once: its inputs and outputs, and what
     is saved in addition."""
 
@@ -81,22 +81,22 @@ class Cut:
 
     forward: fx.GraphModule
     backward: fx.GraphModule
-    held: Held
+    held: RegionBytes
     recomputed: frozenset[fx.Node]
     saved: tuple[SavedStorage, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class CutTrial:
     """A choice that was tried: `held` if it is made, the nodes that are recomputed then, and those in backward."""
 
-    held: Held
+    held: RegionBytes
     recomputed: frozenset[fx.Node]
     in_backward: frozenset[fx.Node]
 
 
 # (what torch saves, a function that tries a set of it as recomputed) -> the set to recompute
-Chooser = Callable[[Sequence[fx.Node], Callable[[frozenset[fx.Node]], Trial]], frozenset[fx.Node]]
+Chooser = Callable[[Sequence[fx.Node], Callable[[frozenset[fx.Node]], CutTrial]], frozenset[fx.Node]]
 
 
 def require_partitioner() -> None:
@@ -208,11 +208,11 @@ class _Solver(CustomKnapsackSolver):
         ends = [*node_info.inputs, *_outputs(joint_graph)[: self._num_fwd_outputs]]
         options = MinCutOptions(False, False, False, False, functorch_config.ban_recompute_reductions)
 
-        def trial(recomputed: frozenset[fx.Node]) -> Trial:
+        def trial(recomputed: frozenset[fx.Node]) -> CutTrial:
             dont_ban = torch.utils._ordered_set.OrderedSet(node for node in banned if node in recomputed)
             saved, _ = solve_min_cut(joint_graph, node_info, options, dont_ban)
             again = _recomputed(node_info, saved)
-            return Trial(_held(ends, saved), again, again | frozenset(node_info.required_bw_nodes))
+            return CutTrial(_held(ends, saved), again, again | frozenset(node_info.required_bw_nodes))
 
         chosen = self._chooser(banned, trial)
         places = range(len(banned))
@@ -307,10 +307,10 @@ def _recomputed(node_info: NodeInfo, saved: Iterable[fx.Node]) -> frozenset[fx.N
     return frozenset(found)
 
 
-def _held(ends: Iterable[Any], saved: Iterable[Any]) -> Held:
+def _held(ends: Iterable[Any], saved: Iterable[Any]) -> RegionBytes:
     at_ends = _storages(ends)
     beyond = {key: size for key, size in _storages(saved).items() if key not in at_ends}
-    return Held(sum(at_ends.values()), sum(beyond.values()))
+    return RegionBytes(sum(at_ends.values()), sum(beyond.values()))
 
 
 def _saved_storages(ends: Iterable[Any], saved: Iterable[Any]) -> tuple[SavedStorage, ...]:

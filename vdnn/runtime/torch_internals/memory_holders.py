@@ -1,6 +1,6 @@
 """Asks who holds a tensor and its memory, by the counts that torch and Python keep.
 
-[Note: Counts of holders] Memory that somebody else holds does not leave the device: the holder would see no later
+[Note: HolderCounts of holders] Memory that somebody else holds does not leave the device: the holder would see no later
 write, and its own writes would be lost. Each holder shows in one of these counts:
 
     a view, a detached tensor, a graph               torch's count of the storage
@@ -46,7 +46,7 @@ def _unknown_use_count(tensor: Any) -> int:
 _used: Callable[[Any], int] = _use_count_of if hasattr(torch.Tensor, "_use_count") else _unknown_use_count
 
 
-class Counts(NamedTuple):
+class HolderCounts(NamedTuple):
     """Holders of a tensor and of its storage, in Python and in torch."""
 
     tensor: int
@@ -54,29 +54,29 @@ class Counts(NamedTuple):
     storage: int = 0
     native_storage: int = 0
 
-    def exceed(self, most: Counts, more: Counts) -> bool:
+    def exceed(self, most: HolderCounts, more: HolderCounts) -> bool:
         """True if any is over the same of `most` and `more` together."""
         return any(map(operator.gt, self, map(operator.add, most, more)))
 
 
-NONE_MORE = Counts(0, 0)
+NONE_MORE = HolderCounts(0, 0)
 
 
-def _counts_of_tensor(get: Get) -> Counts:
+def _counts_of_tensor(get: Get) -> HolderCounts:
     tensor = get()
-    return Counts(sys.getrefcount(tensor), _used(tensor))
+    return HolderCounts(sys.getrefcount(tensor), _used(tensor))
 
 
-def _counts(get: Get) -> Counts:
+def _counts(get: Get) -> HolderCounts:
     tensor = get()
     if tensor.layout is not torch.strided:
-        return Counts(sys.getrefcount(tensor), _used(tensor))
+        return HolderCounts(sys.getrefcount(tensor), _used(tensor))
     storage = tensor.untyped_storage()
     held = natively_held(storage._cdata)
-    return Counts(sys.getrefcount(tensor), _used(tensor), sys.getrefcount(storage), held)
+    return HolderCounts(sys.getrefcount(tensor), _used(tensor), sys.getrefcount(storage), held)
 
 
-def _is_within(get: Get, most: Counts, more: Counts) -> bool:
+def _is_within(get: Get, most: HolderCounts, more: HolderCounts) -> bool:
     """True if surely nobody holds the tensor or its memory beyond `most` and `more` together: `not counts.exceed()` in
     one call, since each step asks for each tensor of a state."""
     tensor = get()
@@ -92,10 +92,10 @@ def _is_within(get: Get, most: Counts, more: Counts) -> bool:
     )
 
 
-# Counts of what nobody else holds.
+# The counts where nobody else holds anything.
 
 
-def _of_a_value() -> Counts:
+def _of_a_value() -> HolderCounts:
     with torch.inference_mode(False):
         return _counts(functools.partial(_value_of, {"alone": torch.zeros(1)}, "alone"))
 
@@ -104,7 +104,7 @@ def _value_of(container: Any, key: Any) -> torch.Tensor:
     return container[key]  # type: ignore[no-any-return]
 
 
-def _of_a_gradient(count: Callable[[Get], Counts] = _counts) -> Counts:
+def _of_a_gradient(count: Callable[[Get], HolderCounts] = _counts) -> HolderCounts:
     with torch.inference_mode(False):
         parameter = torch.nn.Parameter(torch.zeros(1))
         set_native_gradient(parameter, torch.zeros(1))
@@ -139,9 +139,9 @@ def _memory_is_within(tensor: torch.Tensor) -> bool:
     return sys.getrefcount(storage) <= _VALUE.storage and natively_held(storage._cdata) <= _VALUE.native_storage
 
 
-def _counts_of_memory(tensor: torch.Tensor) -> Counts:
+def _counts_of_memory(tensor: torch.Tensor) -> HolderCounts:
     storage = tensor.untyped_storage()
-    return Counts(0, 0, sys.getrefcount(storage), natively_held(storage._cdata))
+    return HolderCounts(0, 0, sys.getrefcount(storage), natively_held(storage._cdata))
 
 
 def is_used_natively(tensor: torch.Tensor) -> bool:
@@ -156,7 +156,7 @@ def is_used_natively(tensor: torch.Tensor) -> bool:
     return used > 1 + has_node_before
 
 
-def value_is_held(get: Get, known: Counts = NONE_MORE) -> bool:
+def value_is_held(get: Get, known: HolderCounts = NONE_MORE) -> bool:
     """True if anything but one container in Python, from which `get` reads it, holds a tensor or its memory. `known`:
     counts of holders that may."""
     if _is_within(get, _VALUE, known):
@@ -164,7 +164,7 @@ def value_is_held(get: Get, known: Counts = NONE_MORE) -> bool:
     return _is_shared(get()) or _counts(get).exceed(_of_a_value(), known)
 
 
-def wrapper_is_held(get: Get, known: Counts = NONE_MORE) -> bool:
+def wrapper_is_held(get: Get, known: HolderCounts = NONE_MORE) -> bool:
     """The same for a tensor whose memory is that of others, such as a DTensor: only the tensor itself counts."""
     counts = _counts_of_tensor(get)
     return counts.exceed(_VALUE, known) and counts.exceed(_of_a_value(), known)
@@ -196,7 +196,7 @@ def _shard_is_held(parameter: torch.Tensor, parameters: Iterable[torch.Tensor]) 
         return True
     own = _storage_of_gradient(parameter)
     others = sum(_storage_of_gradient(one) == own for one in parameters if is_sharded(one) and one is not parameter)
-    known = Counts(0, 0, 0, others + local_part(_gradient_of(parameter))._is_view())
+    known = HolderCounts(0, 0, 0, others + local_part(_gradient_of(parameter))._is_view())
     counts = _counts(lambda: local_part(_gradient_of(parameter)))
     return counts.exceed(_VALUE, known) and counts.exceed(_of_a_value(), known)
 

@@ -31,12 +31,12 @@ FACTS: frozenset[Any] = (
 )
 
 
-class Guard(Protocol):
+class ParameterGuard(Protocol):
     def before_use(self, parameter: torch.Tensor) -> None:
         """Called before a function gets `parameter`. The parameter is no longer guarded afterwards."""
 
 
-class UseGuard(Guard, Protocol):
+class UseGuard(ParameterGuard, Protocol):
     """A guard that hears of the outcome of the function, too."""
 
     def after_use(self, parameters: list[torch.Tensor], outcome: Any, error: Exception | None, *, writes: bool) -> bool:
@@ -44,7 +44,7 @@ class UseGuard(Guard, Protocol):
 
 
 _lock = threading.Lock()
-_guards: dict[int, Guard] = {}  # by id of the parameter, which its guard keeps alive
+_guards: dict[int, ParameterGuard] = {}  # by id of the parameter, which its guard keeps alive
 
 
 class GuardedParameter(torch.nn.Parameter):
@@ -120,7 +120,7 @@ def _guarded_in(values: Any) -> Iterator[torch.Tensor]:
             yield from _guarded_in(value.values())
 
 
-def guard(parameter: torch.nn.Parameter, by: Guard) -> None:
+def guard(parameter: torch.nn.Parameter, by: ParameterGuard) -> None:
     """From now on `by`, which holds `parameter`, is asked before a function gets it. Its class has to be
     torch.nn.Parameter. torch.utils.swap_tensors asks nobody, see tensor_swaps."""
     with _lock:

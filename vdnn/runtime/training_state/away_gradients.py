@@ -46,7 +46,7 @@ from vdnn.runtime.training_state.homes import device_of
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
 from vdnn.runtime.training_state.parameters.away_parameter import away_of
-from vdnn.runtime.training_state.state_copies import Moving, StateCopies
+from vdnn.runtime.training_state.state_copies import StateCopies, StateCopy
 from vdnn.runtime.training_state.state_tensors import has_lazy_bits, is_dense, is_whole
 
 
@@ -203,15 +203,15 @@ class AwayGradients:
         host = self._hosts.get(id(parameter))
         return 0 if host is None else host.nbytes
 
-    def fetch(self, parameters: list[torch.Tensor]) -> Moving:
+    def fetch(self, parameters: list[torch.Tensor]) -> StateCopy:
         """Issues copies to the device, for parameters of one device. They may be used after `arrive`."""
         return self.copies.fetch(device_of(parameters[0]), [self._hosts[id(one)] for one in parameters])
 
-    def arrive(self, parameters: list[torch.Tensor], moving: Moving) -> None:
+    def arrive(self, parameters: list[torch.Tensor], moving: StateCopy) -> None:
         """Makes the device wait for the copies, and makes the changes that are noted."""
         self.copies.arrive(moving, [self._changes.get(id(one), ()) for one in parameters])
 
-    def put_back(self, parameters: list[torch.Tensor], moving: Moving) -> None:
+    def put_back(self, parameters: list[torch.Tensor], moving: StateCopy) -> None:
         """Gives the parameters the gradients that were fetched for them."""
         self.arrive(parameters, moving)
         with interrupts_wait():
@@ -220,7 +220,7 @@ class AwayGradients:
                     self._give(parameter, gradient)
             moving.tensors.clear()
 
-    def abandon(self, moving: Moving) -> None:
+    def abandon(self, moving: StateCopy) -> None:
         """Releases copies that were not used."""
         self.copies.abandon(moving)
 

@@ -24,8 +24,8 @@ from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.parameters.stepped_parameters import away_now
 from vdnn.runtime.training_state.sliced_step import SlicedStep
 from vdnn.runtime.training_state.slices import Group, Slice, parameters_of
-from vdnn.runtime.training_state.state_copies import Moving, StateCopies
-from vdnn.runtime.training_state.state_tensors import Place, is_held, is_whole, places_in
+from vdnn.runtime.training_state.state_copies import StateCopies, StateCopy
+from vdnn.runtime.training_state.state_tensors import TensorPlace, is_held, is_whole, places_in
 
 Optimizer = torch.optim.Optimizer
 CopiesFor = Callable[[torch.device | None], StateCopies | None]
@@ -38,7 +38,7 @@ class OnHost:
     parameters: list[torch.Tensor]
     values: list[torch.Tensor]
     gradients: list[torch.Tensor]
-    moving: Moving  # what the copy streams copy: parameters, then gradients
+    moving: StateCopy  # what the copy streams copy: parameters, then gradients
     pinned: dict[int, int]  # by position of a parameter whose copy is in `moving`: its position there
     on_host: set[int]  # positions of parameters that are on the host, and are stepped there
 
@@ -79,7 +79,7 @@ class CpuSteps:
     def steps(self, sliced: SlicedStep, slices: list[Slice]) -> Iterator[Slice]:
         """Yields each slice before its parameters change. Everything is on the device at the end; blocks."""
         ahead: deque[OnHost | None] = deque()
-        back: deque[tuple[StateCopies, Moving]] = deque()
+        back: deque[tuple[StateCopies, StateCopy]] = deque()
         try:
             for number, part in enumerate(slices):
                 while number + len(ahead) < min(number + 2, len(slices)):
@@ -132,7 +132,7 @@ class CpuSteps:
         return OnHost(parameters, values, gradients, copies.mirror(tensors, hosts), pinned, on_host)
 
     def _step_one(
-        self, sliced: SlicedStep, part: Slice, brought: OnHost | None, back: deque[tuple[StateCopies, Moving]]
+        self, sliced: SlicedStep, part: Slice, brought: OnHost | None, back: deque[tuple[StateCopies, StateCopy]]
     ) -> None:
         copies = self._copies_for(part.device)
         if brought is None or copies is None:
@@ -177,7 +177,7 @@ class CpuSteps:
             elif scalars_move:
                 place.put(place.tensor.to(device_of(parameter)))
 
-    def _pinned_copy(self, place: Place, copies: StateCopies) -> HostTensor | None:
+    def _pinned_copy(self, place: TensorPlace, copies: StateCopies) -> HostTensor | None:
         """A host tensor with the bytes of new state. None for small tensors, for those that somebody else holds, and
         where no memory can be pinned."""
         is_small = place.tensor.nbytes < self._min_bytes
@@ -205,7 +205,7 @@ def _host_tensor(tensor: torch.Tensor, copies: StateCopies) -> HostTensor | None
         return None
 
 
-def _settle(written: tuple[StateCopies, Moving]) -> None:
+def _settle(written: tuple[StateCopies, StateCopy]) -> None:
     copies, moving = written
     copies.settle(moving)
 
@@ -308,7 +308,7 @@ def _state_on_host(
 ) -> Iterator[None]:
     """The state of `parameter` under `stand_in`, with host copies of the scalars and small tensors on the device."""
     state = optimizer.state.get(parameter, {})
-    lent: list[tuple[Place, torch.Tensor]] = []
+    lent: list[tuple[TensorPlace, torch.Tensor]] = []
     for place in places_in(state):
         if place.tensor.device != _CPU:
             copy = place.tensor.to(_CPU)

@@ -17,8 +17,8 @@ from vdnn.runtime.training_state.host_tensor import HostTensor
 from vdnn.runtime.training_state.parameters.stepped_parameters import SteppedParameters
 from vdnn.runtime.training_state.sliced_step import SlicedStep
 from vdnn.runtime.training_state.slices import Slice
-from vdnn.runtime.training_state.state_copies import Moving, StateCopies
-from vdnn.runtime.training_state.state_tensors import Place, places_in
+from vdnn.runtime.training_state.state_copies import StateCopies, StateCopy
+from vdnn.runtime.training_state.state_tensors import TensorPlace, places_in
 
 CopiesFor = Callable[[torch.device | None], StateCopies | None]
 # Sends the state of parameters to the host. The host tensors of what was fetched are by id of the tensor on the device.
@@ -29,9 +29,9 @@ class Gradients(Protocol):
     """Gradients of a step that are on the host."""
 
     def has(self, parameter: torch.Tensor) -> bool: ...
-    def fetch(self, parameters: list[torch.Tensor]) -> Moving: ...
-    def put_back(self, parameters: list[torch.Tensor], moving: Moving) -> None: ...
-    def abandon(self, moving: Moving) -> None: ...
+    def fetch(self, parameters: list[torch.Tensor]) -> StateCopy: ...
+    def put_back(self, parameters: list[torch.Tensor], moving: StateCopy) -> None: ...
+    def abandon(self, moving: StateCopy) -> None: ...
     def take_away(self, parameters: Iterable[torch.Tensor]) -> None: ...
 
 
@@ -40,11 +40,11 @@ class Coming:
     """A slice whose state and gradients are on their way."""
 
     copies: StateCopies | None
-    places: list[Place] = field(default_factory=list)
-    state: Moving | None = None
+    places: list[TensorPlace] = field(default_factory=list)
+    state: StateCopy | None = None
     away: SteppedParameters = field(default_factory=lambda: SteppedParameters(()))
     with_gradient: list[torch.Tensor] = field(default_factory=list)
-    gradients: Moving | None = None
+    gradients: StateCopy | None = None
 
 
 class DeviceSteps:
@@ -57,7 +57,7 @@ class DeviceSteps:
         hosts: dict[int, HostTensor],
         gradients: Gradients,
         leave: Leave,
-        is_stray: Callable[[torch.Tensor, Place], bool],
+        is_stray: Callable[[torch.Tensor, TensorPlace], bool],
     ) -> None:
         self._optimizer = optimizer
         self._copies_for = copies_for

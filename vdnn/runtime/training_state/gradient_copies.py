@@ -10,7 +10,7 @@ import torch
 
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.training_state.host_tensor import HostTensor
-from vdnn.runtime.training_state.state_copies import Moving, StateCopies
+from vdnn.runtime.training_state.state_copies import StateCopies, StateCopy
 
 Change = Callable[[list[torch.Tensor]], object]  # made to gradients in place
 
@@ -53,13 +53,13 @@ class GradientCopies:
         """The most that comes to the device together: two slices are there at one time."""
         return max(1, self._copies[device].window_bytes // 2)
 
-    def fetch(self, device: torch.device, hosts: list[HostTensor]) -> Moving:
+    def fetch(self, device: torch.device, hosts: list[HostTensor]) -> StateCopy:
         """Issues copies to the device, which may be used after `arrive`."""
         copies = self._copies[device]
         copies.order_behind_uses(hosts)
         return copies.fetch(hosts)
 
-    def arrive(self, moving: Moving, noted: Iterable[tuple[Change, ...]]) -> None:
+    def arrive(self, moving: StateCopy, noted: Iterable[tuple[Change, ...]]) -> None:
         """Makes the device wait for the copies, and makes to each the changes that are noted."""
         self._copies[moving.tensors[0].device].arrive(moving)
         pairs = zip(noted, moving.tensors, strict=True)
@@ -68,11 +68,11 @@ class GradientCopies:
             for change in changes:
                 change(gradients)
 
-    def drop(self, moving: Moving) -> None:
+    def drop(self, moving: StateCopy) -> None:
         """Releases copies that were only read."""
         self._copies[moving.tensors[0].device].drop(moving, "gradients that are clipped")
 
-    def abandon(self, moving: Moving) -> None:
+    def abandon(self, moving: StateCopy) -> None:
         """Releases copies that were not used."""
         self._copies[moving.tensors[0].device].abandon(moving)
 

@@ -30,7 +30,7 @@ Tensors = list[torch.Tensor]
 
 
 @dataclass(slots=True)
-class _Part:
+class _GradientPart:
     """Parameters whose gradients come to the device together."""
 
     holder: AwayGradients
@@ -80,9 +80,9 @@ def _is_plain(gradient: torch.Tensor) -> bool:
     return type(gradient) is torch.Tensor and gradient.layout is torch.strided and is_dense(gradient)
 
 
-def _parts(parameters: Iterable[tuple[int, torch.Tensor]]) -> Iterator[_Part]:
+def _parts(parameters: Iterable[tuple[int, torch.Tensor]]) -> Iterator[_GradientPart]:
     """Divides parameters whose gradients are away, given with their positions."""
-    part: _Part | None = None
+    part: _GradientPart | None = None
     device: torch.device | None = None
     for position, parameter in parameters:
         holder = _holder(parameter)
@@ -93,7 +93,7 @@ def _parts(parameters: Iterable[tuple[int, torch.Tensor]]) -> Iterator[_Part]:
         if part is None or part.holder is not holder or device != where or part.nbytes + nbytes > limit_bytes:
             if part is not None:
                 yield part
-            part, device = _Part(holder), where
+            part, device = _GradientPart(holder), where
         part.parameters.append(parameter)
         part.positions.append(position)
         part.nbytes += nbytes

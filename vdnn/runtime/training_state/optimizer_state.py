@@ -39,7 +39,7 @@ from vdnn.runtime.training_state.sliced_step import SlicedStep, stopped
 from vdnn.runtime.training_state.slices import Slice, parameters_of, slices_of
 from vdnn.runtime.training_state.state_copies import LARGEST_WINDOW_BYTES, StateCopies
 from vdnn.runtime.training_state.state_tensors import (
-    Place,
+    TensorPlace,
     bytes_of,
     bytes_of_first_state,
     is_held,
@@ -190,12 +190,12 @@ class OptimizerState:
 
     # Where the state is.
 
-    def _at_host(self, optimizer: Optimizer, parameter: torch.Tensor) -> list[Place]:
+    def _at_host(self, optimizer: Optimizer, parameter: torch.Tensor) -> list[TensorPlace]:
         """The tensors in the state of `parameter` that are host tensors of ours."""
         state = optimizer.state.get(parameter)
         return [place for place in places_in(state) if id(place.tensor) in self._hosts]
 
-    def _is_stray(self, parameter: torch.Tensor, place: Place) -> bool:
+    def _is_stray(self, parameter: torch.Tensor, place: TensorPlace) -> bool:
         """True for a tensor on the host that the program made of one that is there because of us, such as zeros like
         it, and put into its place. In plain PyTorch it is on the device."""
         tensor = place.tensor
@@ -327,7 +327,7 @@ class OptimizerState:
         make a tensor for each place, where plain PyTorch has one."""
         if not any(sys.getrefcount(host.tensor) > _IN_ONE_PLACE for host in self._hosts.values()):
             return
-        found: dict[int, list[tuple[torch.Tensor, Place]]] = {}
+        found: dict[int, list[tuple[torch.Tensor, TensorPlace]]] = {}
         for parameter, state in optimizer.state.items():
             for place in places_in(state):
                 if id(place.tensor) in self._hosts:
@@ -425,7 +425,7 @@ class OptimizerState:
     ) -> None:
         """Issues copies of the state of `parameters` to the host, and puts host tensors in its place. `fetched`: the
         host tensors of what was fetched, by id of the tensor on the device."""
-        places: list[Place] = []
+        places: list[TensorPlace] = []
         hosts: list[HostTensor] = []
         transport = copies.transport
         for parameter in parameters:

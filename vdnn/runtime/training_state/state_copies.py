@@ -31,7 +31,7 @@ _TO_DEVICE, _TO_HOST = _C.CopyDirection.HOST_TO_DEVICE, _C.CopyDirection.DEVICE_
 
 
 @dataclass(slots=True)
-class Moving:
+class StateCopy:
     """Tensors on the device with their host tensors, and the event at which the copies between them are complete."""
 
     tensors: list[torch.Tensor]
@@ -51,19 +51,19 @@ class StateCopies:
         self.to_device_bytes = 0
         self.to_host_bytes = 0
         self._device = transport.device
-        self._leaving: deque[Moving] = deque()
+        self._leaving: deque[StateCopy] = deque()
         self._leaving_bytes = 0
         self._waits: list[tuple[_C.Event, _C.Event]] = []  # around each wait of the compute stream
 
     # To the device.
 
-    def fetch(self, hosts: list[HostTensor]) -> Moving:
+    def fetch(self, hosts: list[HostTensor]) -> StateCopy:
         """Issues copies of `hosts` into new tensors, which may be used after `arrive`."""
         transport = self.transport
         tensors = [self._allocate(host.tensor) for host in hosts]
         addresses = [transport.address_of(tensor.untyped_storage()) for tensor in tensors]
         stream, queue = transport.current_stream(), transport.queue
-        moving = Moving(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
+        moving = StateCopy(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
         try:
             with span("fetch state"):
                 self._order(queue.reload_stream, self._point(stream))
@@ -85,19 +85,19 @@ class StateCopies:
             for event in host.block.last_uses:
                 self._order(self.transport.queue.reload_stream, event)
 
-    def arrive(self, moving: Moving) -> None:
+    def arrive(self, moving: StateCopy) -> None:
         """Makes the compute stream wait for fetched tensors."""
         with span("wait for state"):
             self._stall(moving.stream, moving.complete)
         self._note(moving, _C.Access.WRITE, "step of the optimizer")
 
-    def arrive_to_be_read(self, moving: Moving, label: str) -> None:
+    def arrive_to_be_read(self, moving: StateCopy, label: str) -> None:
         """The same for tensors that are only read. The wait is not timed."""
         with span("wait for state"):
             self._order(moving.stream, moving.complete)
         self._note(moving, _C.Access.READ, label)
 
-    def drop(self, moving: Moving, label: str) -> None:
+    def drop(self, moving: StateCopy, label: str) -> None:
         """Releases tensors that were fetched and only read, now or in a part of `label`."""
         self._order(moving.stream, moving.complete)
         self._note(moving, _C.Access.READ, label)
@@ -112,7 +112,7 @@ class StateCopies:
         transport = self.transport
         addresses = [transport.address_of(tensor.untyped_storage()) for tensor in tensors]
         stream, queue = transport.current_stream(), transport.queue
-        moving = Moving(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
+        moving = StateCopy(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
         self._note(moving, _C.Access.WRITE, "state of the optimizer")
         try:
             with span("state leaves"):
@@ -138,12 +138,12 @@ class StateCopies:
 
     # To the host and back, while the device keeps its tensors.
 
-    def mirror(self, tensors: list[torch.Tensor], hosts: list[HostTensor]) -> Moving:
+    def mirror(self, tensors: list[torch.Tensor], hosts: list[HostTensor]) -> StateCopy:
         """Issues copies of `tensors` to `hosts`, which may be read after `settle`. The tensors stay."""
         transport = self.transport
         addresses = [transport.address_of(tensor.untyped_storage()) for tensor in tensors]
         stream, queue = transport.current_stream(), transport.queue
-        moving = Moving(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
+        moving = StateCopy(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
         self._note(moving, _C.Access.WRITE, "parameters and gradients")
         try:
             with span("gradients leave"):
@@ -162,13 +162,13 @@ class StateCopies:
         self.to_host_bytes += moving.nbytes
         return moving
 
-    def write_back(self, mirrored: Moving, positions: list[int]) -> Moving:
+    def write_back(self, mirrored: StateCopy, positions: list[int]) -> StateCopy:
         """Issues copies of the hosts at `positions` to their tensors. The compute stream waits for them."""
         tensors = [mirrored.tensors[position] for position in positions]
         hosts = [mirrored.hosts[position] for position in positions]
         addresses = [mirrored.addresses[position] for position in positions]
         stream, queue = self.transport.current_stream(), self.transport.queue
-        moving = Moving(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
+        moving = StateCopy(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
         try:
             with span("parameters return"):
                 self._order(queue.reload_stream, self._point(stream))
@@ -186,7 +186,7 @@ class StateCopies:
         self._note(moving, _C.Access.READ, "stepped parameters")
         return moving
 
-    def settle(self, moving: Moving) -> None:
+    def settle(self, moving: StateCopy) -> None:
         """Blocks until the copies are over."""
         self._settle(moving.complete)
 
@@ -211,7 +211,7 @@ class StateCopies:
         while self._leaving and (not only_if_over or self._is_over(self._leaving[0].complete)):
             self._release_oldest()
 
-    def abandon(self, moving: Moving) -> None:
+    def abandon(self, moving: StateCopy) -> None:
         """Releases tensors that were fetched and not used: their memory is not reused before the copies are over."""
         self._stall(moving.stream, moving.complete)
         self._release(moving)
@@ -287,12 +287,12 @@ class StateCopies:
         except DriverError:
             return 0  # a figure for the report is not worth a step
 
-    def _note(self, moving: Moving, access: _C.Access, label: str) -> None:
+    def _note(self, moving: StateCopy, access: _C.Access, label: str) -> None:
         if self.transport.is_checked:
             for address, host in zip(moving.addresses, moving.hosts, strict=True):
                 self._device.note_access(address, host.nbytes, access, moving.stream, label)
 
-    def _release(self, moving: Moving) -> None:
+    def _release(self, moving: StateCopy) -> None:
         """Drops the tensors. Notes the release of those that nobody else holds: the state that was loaded may be part
         of a dict that the user keeps."""
         storages = [tensor.untyped_storage() for tensor in moving.tensors]

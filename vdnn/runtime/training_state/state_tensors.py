@@ -19,7 +19,7 @@ import torch
 
 from vdnn.bytesize import format_bytes
 from vdnn.runtime.torch_internals.local_shards import with_local_part
-from vdnn.runtime.torch_internals.memory_holders import Counts, value_is_held, wrapper_is_held
+from vdnn.runtime.torch_internals.memory_holders import HolderCounts, value_is_held, wrapper_is_held
 from vdnn.runtime.torch_internals.tensor_kinds import PLAIN_CLASSES, has_plain_storage, plain_part
 from vdnn.runtime.training_state.homes import device_of
 
@@ -27,7 +27,7 @@ _State = dict[Any, Any] | list[Any]
 _SHOWN = 3
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """A tensor, and the container that holds it under `key`. Of a DTensor, `tensor` is the local part."""
 
     container: _State
@@ -43,7 +43,7 @@ class Place(NamedTuple):
         return tensor if self.whole is None else with_local_part(self.whole, tensor)
 
 
-def places_in(state: object) -> Iterator[Place]:
+def places_in(state: object) -> Iterator[TensorPlace]:
     """Every tensor in the state of one parameter. The caller may replace each as it comes."""
     if isinstance(state, dict):
         pairs: list[tuple[Any, Any]] = list(state.items())
@@ -54,12 +54,12 @@ def places_in(state: object) -> Iterator[Place]:
     for key, value in pairs:
         if isinstance(value, torch.Tensor):
             local = None if type(value) in PLAIN_CLASSES else plain_part(value)
-            yield Place(state, key, value) if local is None else Place(state, key, local, value)
+            yield TensorPlace(state, key, value) if local is None else TensorPlace(state, key, local, value)
         else:
             yield from places_in(value)
 
 
-def movable(state: object, parameter: torch.Tensor, min_bytes: int) -> list[Place]:
+def movable(state: object, parameter: torch.Tensor, min_bytes: int) -> list[TensorPlace]:
     """The tensors in the state of `parameter` that may leave the device if nobody else holds them."""
     if plain_part(parameter) is None:
         return []
@@ -68,7 +68,7 @@ def movable(state: object, parameter: torch.Tensor, min_bytes: int) -> list[Plac
     return [place for place in found if place.tensor.untyped_storage().nbytes() >= min_bytes]
 
 
-def is_held(place: Place) -> bool:
+def is_held(place: TensorPlace) -> bool:
     """True if anything but the state and this `place` holds the tensor or its memory."""
     if place.whole is None:
         return value_is_held(lambda: place.container[place.key], _A_PLACE)
@@ -77,7 +77,7 @@ def is_held(place: Place) -> bool:
     )
 
 
-_A_PLACE = Counts(1, 0)
+_A_PLACE = HolderCounts(1, 0)
 
 
 def states_are_held(optimizer: torch.optim.Optimizer) -> bool:
@@ -96,7 +96,7 @@ def state_is_held(states: Any, parameter: torch.Tensor, hosts: Container[int]) -
     for container, key in found:
         ours = id(container[key]) in hosts
         has_base = ours and _has_base(container[key])
-        if value_is_held(functools.partial(_value_of, container, key), Counts(ours, 0, 0, has_base)):
+        if value_is_held(functools.partial(_value_of, container, key), HolderCounts(ours, 0, 0, has_base)):
             return True
     return False
 

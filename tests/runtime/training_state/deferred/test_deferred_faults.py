@@ -17,7 +17,7 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.training_state.host_tensor import HostTensor
 from vdnn.runtime.training_state.sliced_step import SlicedStep
 from vdnn.runtime.training_state.slices import Slice
-from vdnn.runtime.training_state.state_copies import Moving, StateCopies
+from vdnn.runtime.training_state.state_copies import StateCopies, StateCopy
 
 ADAMW = OPTIMIZERS["adamw"]
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
@@ -115,7 +115,7 @@ def test_a_slice_without_room_waits_on(manage: Manage, monkeypatch: pytest.Monke
     training = begin(ADAMW)
     fetch = StateCopies.fetch
 
-    def without_room(copies: StateCopies, hosts: list[HostTensor]) -> Moving:
+    def without_room(copies: StateCopies, hosts: list[HostTensor]) -> StateCopy:
         raise torch.OutOfMemoryError("no room")
 
     with manage(training.optimizer, optimizer_step="deferred"):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import vdnn
-from vdnn.runtime.training_state.state_copies import Moving, StateCopies
+from vdnn.runtime.training_state.state_copies import StateCopies, StateCopy
 
 
 def test_data_replaced_while_the_copy_is_under_way_leave_its_memory_until_it_is_over(
@@ -15,7 +15,7 @@ def test_data_replaced_while_the_copy_is_under_way_leave_its_memory_until_it_is_
 ) -> None:
     """The program replaces the data of the second layer, and holds what it put there. The first layer issues the copy
     of the second one ahead, whose call then finds that the parameter stays on the device from now on."""
-    abandoned: list[Moving] = []
+    abandoned: list[StateCopy] = []
     original = StateCopies.abandon
     monkeypatch.setattr(
         StateCopies, "abandon", lambda self, moving: (abandoned.append(moving), original(self, moving))[1]

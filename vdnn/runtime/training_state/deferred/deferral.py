@@ -69,7 +69,7 @@ class Deferral:
         self._undo: list[Callable[[], object]] = []
         self._forks = forks.count
         self._counts = copies.moved
-        self.order = UseOrder(self._before_module, self._behind_model)
+        self.order = ModuleCallOrder(self._before_module, self._behind_model)
 
     # Sessions.
 
@@ -355,7 +355,7 @@ class _Outermost(threading.local):
     module: torch.nn.Module | None = None
 
 
-class UseOrder:
+class ModuleCallOrder:
     """Calls `before(parameters)` ahead of every call of a module, and `behind()` after the outermost one."""
 
     def __init__(self, before: Callable[[list[torch.Tensor]], None], behind: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ from vdnn.runtime.torch_internals.gradient_reads import native_gradient, set_nat
 from vdnn.runtime.training_state.away_gradients import AwayGradients
 from vdnn.runtime.training_state.gradient_copies import GradientOnHost
 from vdnn.runtime.training_state.homes import device_of
-from vdnn.runtime.training_state.state_copies import Moving
+from vdnn.runtime.training_state.state_copies import StateCopy
 
 
 class TakenGradients:
@@ -53,11 +53,11 @@ class TakenGradients:
     def has(self, parameter: torch.Tensor) -> bool:
         return id(parameter) in self._on_host
 
-    def fetch(self, parameters: list[torch.Tensor]) -> Moving:
+    def fetch(self, parameters: list[torch.Tensor]) -> StateCopy:
         hosts = [self._on_host[id(one)].host for one in parameters]
         return self._away.copies.fetch(device_of(parameters[0]), hosts)
 
-    def put_back(self, parameters: list[torch.Tensor], moving: Moving) -> None:
+    def put_back(self, parameters: list[torch.Tensor], moving: StateCopy) -> None:
         """Gives the parameters the gradients that were fetched for them."""
         self._away.copies.arrive(moving, [self._on_host[id(one)].changes for one in parameters])
         for parameter, gradient in zip(parameters, moving.tensors, strict=True):
@@ -66,7 +66,7 @@ class TakenGradients:
             self._release(parameter)
         moving.tensors.clear()
 
-    def abandon(self, moving: Moving) -> None:
+    def abandon(self, moving: StateCopy) -> None:
         self._away.copies.abandon(moving)
 
     def take_away(self, parameters: Iterable[torch.Tensor]) -> None:

@@ -26,7 +26,7 @@ from vdnn.runtime.torch_internals.memory_holders import natively_held
 from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode
 from vdnn.runtime.training_state.homes import managed
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
-from vdnn.runtime.training_state.state_copies import Moving, StateCopies
+from vdnn.runtime.training_state.state_copies import StateCopies, StateCopy
 
 
 class Manager(Protocol):
@@ -54,7 +54,7 @@ class AwayParameter:
     home: torch.device | None  # the device to which it returns at the end; None: it was on the host before
     is_trained: bool  # an optimizer of the session has it
     is_shared: bool  # used more than once in a graph, see graph_uses
-    on_device: Moving | None = None
+    on_device: StateCopy | None = None
     version: int = 0  # of the parameter when it was fetched, or when its copies were last equal
     copy_version: int = 0  # the same of the copy on the device
     is_in_place: bool = False  # the parameter's data are the copy on the device
@@ -79,7 +79,7 @@ class AwayParameter:
     def __post_init__(self) -> None:
         self.nbytes = self.host.nbytes
 
-    def put_in_place(self, moving: Moving) -> None:
+    def put_in_place(self, moving: StateCopy) -> None:
         """The copy on the device is the parameter's data from now on."""
         with outside_of_inference_mode():
             set_native_data(self.parameter, moving.tensors[0])
@@ -112,7 +112,7 @@ class AwayParameter:
     def device(self) -> torch.device:
         return self.home or self.copies.transport.torch_device
 
-    def fetched(self) -> Moving:
+    def fetched(self) -> StateCopy:
         """Issues the copy to the device. Mapped memory is not pinned, so its bytes pass through pinned memory, whose
         lease ends with the copy. Blocks while pages are read from the file, and until that memory may be written."""
         if not self.is_mapped:

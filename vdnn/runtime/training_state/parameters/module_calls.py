@@ -25,7 +25,7 @@ from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
 from vdnn.runtime.torch_internals.tensor_swaps import watch_swaps
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, is_held
 from vdnn.runtime.training_state.parameters.streaming import Streaming
-from vdnn.runtime.training_state.parameters.writes import Found, Use, Writes
+from vdnn.runtime.training_state.parameters.writes import UnsafeWrite, Use, Writes
 from vdnn.user_warnings import line_of_user
 
 _BACKWARD = "backward"
@@ -42,7 +42,7 @@ class _Call:
     nodes: list[object] = field(default_factory=list)  # where gradients of these arrive, until the graph holds them
 
 
-class _Calls(threading.local):
+class _CallStacks(threading.local):
     def __init__(self) -> None:
         self.stack: list[_Call] = []
 
@@ -69,7 +69,7 @@ class ModuleCalls:
         self.uses = GraphUses(self._let_go)
         streaming.let_go, streaming.adopt = self._let_go, self._adopt
         streaming.before_use_in_place = self._before_use_in_place
-        self._calls = _Calls()
+        self._calls = _CallStacks()
         self._running = 0  # outermost calls, on all threads
         # Those that a module is known to read without taking them from the module that has them.
         self._read_in: weakref.WeakKeyDictionary[torch.nn.Module, list[AwayParameter]] = weakref.WeakKeyDictionary()
@@ -195,7 +195,7 @@ class ModuleCalls:
         lost = self._writes.call_ends()
         for use in lost:
             if id(use.away.parameter) in self._away:
-                self._give_back(use.away, Found.UNSEEN.value, is_held_on_host=False)  # refused in any case
+                self._give_back(use.away, UnsafeWrite.UNSEEN.value, is_held_on_host=False)  # refused in any case
         if lost:
             raise VdnnError(
                 f"parameter {lost[0].away.name} was written to while {lost[0].module} ran, in the call at "
@@ -310,13 +310,13 @@ class ModuleCalls:
                 self._write_through(away, module)
                 return False
             found = self._writes.use_ends(away, lambda: self._name_of(module))
-            if found is Found.UNSEEN and not self._is_copied_out(away):
+            if found is UnsafeWrite.UNSEEN and not self._is_copied_out(away):
                 self._give_back(away, found.value)
                 return False
             away.put_host_in_place()
-            if found is Found.BOTH or (found is Found.ON_HOST and module is not None):
+            if found is UnsafeWrite.BOTH or (found is UnsafeWrite.ON_HOST and module is not None):
                 self._too_late.append(Use(away, self._name_of(module)))
-            if found in (Found.ON_HOST, Found.BOTH) or away.is_held_on_host():
+            if found in (UnsafeWrite.ON_HOST, UnsafeWrite.BOTH) or away.is_held_on_host():
                 self._streaming.drop(away)  # the program may write to what it holds
             return True
 
@@ -332,11 +332,11 @@ class ModuleCalls:
         if not away.is_in_place or not away.is_there() or not away.is_held_on_host():
             return
         found = self._writes.use_ends(away, lambda: self._name_of(module))
-        if found is Found.UNSEEN:
+        if found is UnsafeWrite.UNSEEN:
             self._is_copied_out(away)
-        if found is Found.ON_HOST and module is None:
+        if found is UnsafeWrite.ON_HOST and module is None:
             self._writes.renew(away)
-        elif found in (Found.ON_HOST, Found.BOTH):
+        elif found in (UnsafeWrite.ON_HOST, UnsafeWrite.BOTH):
             self._too_late.append(Use(away, self._name_of(module)))
         self._writes.use_begins(away)
 

@@ -12,7 +12,7 @@ import torch
 
 from vdnn.runtime.torch_internals.data_reads import native_data, set_native_data
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, away_of
-from vdnn.runtime.training_state.state_copies import Moving, StateCopies
+from vdnn.runtime.training_state.state_copies import StateCopies, StateCopy
 
 
 class SteppedParameters:
@@ -21,7 +21,7 @@ class SteppedParameters:
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self._away = [away for one in parameters if (away := away_now(one)) is not None]
-        self._moving: Moving | None = None
+        self._moving: StateCopy | None = None
         self._lent: list[torch.Tensor] = []
 
     def fetch(self, copies: StateCopies) -> None:

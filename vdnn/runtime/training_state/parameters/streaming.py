@@ -20,7 +20,7 @@ from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode,
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
 from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
 from vdnn.runtime.training_state.parameters.writes import Writes
-from vdnn.runtime.training_state.state_copies import Moving, StateCopies
+from vdnn.runtime.training_state.state_copies import StateCopies, StateCopy
 
 _BACKWARD = "backward"
 
@@ -50,7 +50,7 @@ class Streaming:
         self._fetched: dict[int, AwayParameter] = {}  # by number: those with a copy on the device, or on its way
         self._known: dict[int, AwayParameter] = {}  # by number
         self._backward_ends = False  # a backward runs that calls `drop_unused` at its end
-        self._newest: tuple[StateCopies, Moving] | None = None  # the last copy that was issued
+        self._newest: tuple[StateCopies, StateCopy] | None = None  # the last copy that was issued
 
     def manage(self, parameters: Iterable[AwayParameter]) -> None:
         self._known = {one.number: one for one in parameters}

@@ -37,7 +37,7 @@ from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
 
 
-class Found(Enum):
+class UnsafeWrite(Enum):
     """The consequence of a write."""
 
     UNSEEN = "it is written to while a module runs, in a way that torch does not count"  # and it was kept
@@ -113,7 +113,7 @@ class Writes:
                 away.hash_before = self._of(transport).hash(address, away.nbytes, transport.current_stream())
         away.all_checked &= away.hash_before is not None
 
-    def use_ends(self, away: AwayParameter, module: Callable[[], str]) -> Found | None:
+    def use_ends(self, away: AwayParameter, module: Callable[[], str]) -> UnsafeWrite | None:
         """Keeps what was written to the copy on the device, whose holders have let it go."""
         moving = away.on_device
         if moving is None:
@@ -126,10 +126,10 @@ class Writes:
         is_counted_on_host = is_counted and not is_changed and before is not None and away.is_held_on_host()
         is_on_host = is_counted_on_host and not self._differs(away, before) and not _are_equal(away)
         if is_on_host:
-            return Found.ON_HOST
+            return UnsafeWrite.ON_HOST
         if host_hash is not None and host_hash != _hash_of(away.host.tensor):
             is_changed = is_changed or before is None or self._differs(away, before)
-            return Found.BOTH if is_changed else Found.ON_HOST
+            return UnsafeWrite.BOTH if is_changed else UnsafeWrite.ON_HOST
         if is_counted or is_changed:
             self._write_back(away)
             self.kept[away.name] = self.kept.get(away.name, 0) + 1
@@ -160,10 +160,10 @@ class Writes:
             copies.settle(copies.mirror([moving.tensors[0]], [away.host]))
         away.version, away.copy_version = away.parameter._version, moving.tensors[0]._version
 
-    def _checked(self, away: AwayParameter, before: torch.Tensor, module: Callable[[], str]) -> Found | None:
+    def _checked(self, away: AwayParameter, before: torch.Tensor, module: Callable[[], str]) -> UnsafeWrite | None:
         away.checks += 1
         if away.all_checked:
-            return Found.UNSEEN if self._differs(away, before) else None
+            return UnsafeWrite.UNSEEN if self._differs(away, before) else None
         transport, moving = away.copies.transport, away.on_device
         if moving is not None:
             with contextlib.suppress(DriverError, torch.OutOfMemoryError):
