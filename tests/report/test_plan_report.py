@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.report.steps import reports
-from vdnn.report import plan_report
+from vdnn.report import plan_text
 
 
 @pytest.mark.parametrize(
@@ -15,5 +15,5 @@ from vdnn.report import plan_report
 def test_why_there_is_no_certificate(monkeypatch: pytest.MonkeyPatch, solver: object, said: str) -> None:
     report = reports()[0]
     assert report.planned.bound is None
-    monkeypatch.setattr(plan_report, "find_spec", lambda name: solver)
+    monkeypatch.setattr(plan_text, "find_spec", lambda name: solver)
     assert f"  {said}\n" in str(report)

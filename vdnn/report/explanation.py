@@ -7,6 +7,7 @@ from typing import Any
 
 from vdnn.bytesize import format_bytes
 from vdnn.planning.second_best import StorageChoice
+from vdnn.report.plan_text import aligned
 from vdnn.step.plan import Action
 
 _HEADER = ("bytes", "action", "next best", "would add", "saved as")
@@ -14,9 +15,7 @@ _HEADER = ("bytes", "action", "next best", "would add", "saved as")
 
 def explanation(choices: Sequence[StorageChoice]) -> str:
     rows = [_HEADER, *(_row(choice) for choice in choices)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return aligned(rows, left=range(len(_HEADER)))
 
 
 def choices_as_json(choices: Sequence[StorageChoice]) -> list[dict[str, Any]]:

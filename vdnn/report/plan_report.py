@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from vdnn.bytesize import format_bytes
@@ -12,6 +11,7 @@ from vdnn.planning.memory_kinds import MemoryKinds
 from vdnn.planning.planned_step import PlannedStep
 from vdnn.planning.second_best import StorageChoice
 from vdnn.report.explanation import choices_as_json, explanation
+from vdnn.report.plan_text import aligned, certificate, issued
 from vdnn.step.plan import Action
 from vdnn.step.timeline import Timeline, Track
 
@@ -148,11 +148,7 @@ def comparison(reports: Sequence[PlanReport]) -> str:
                 f"{planned.plan_seconds:.2f} s",
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(pairs))
-        for pairs in (list(zip(row, widths, strict=True)) for row in rows)
-    )
+    return aligned(rows, left=(0,))
 
 
 def _ms(time_ns: int) -> str:
@@ -168,21 +164,15 @@ def _host(planned: PlannedStep, hardware: str) -> str:
     timeline = planned.timeline
     if not planned.recording.has_host:
         return f"host: the profile {hardware} has no figures of one, so times are those of the device alone"
-    issued = f"needs {_ms(timeline.host_ns)} to issue the step"
-    waited = f"the device waits for it for {_ms(timeline.host_stall_ns)}"
-    if timeline.is_bound_by_host:
-        return f"bound by the host: it {issued}, and {waited}"
-    share = 100 * timeline.host_ns / timeline.step_ns if timeline.step_ns else 0.0
-    return f"host: {issued}, {share:.0f} % of it{f'; {waited}' if timeline.host_stall_ns else ''}"
+    is_bound = timeline.is_bound_by_host
+    waited = f"{', and' if is_bound else ';'} the device waits for it for {_ms(timeline.host_stall_ns)}"
+    if not is_bound and not timeline.host_stall_ns:
+        waited = ""
+    return issued(_ms(timeline.host_ns), timeline.host_ns, timeline.step_ns, is_bound=is_bound, waited=waited)
 
 
 def _certificate(planned: PlannedStep) -> str:
     bound = planned.bound
     if bound is None:
-        if find_spec("scipy") is None:
-            return "not certified (that needs SciPy: pip install 'vdnn[plan]')"
-        return "not certified: not requested"
-    gap = bound.gap(planned.timeline.step_ns)
-    if gap < 1e-4:
-        return "certified: no plan under this budget is faster"
-    return f"certified: at most {100 * gap:.2f} % above the fastest possible plan ({_ms(bound.step_ns)} or more)"
+        return certificate(None, "")
+    return certificate(bound.gap(planned.timeline.step_ns), "under this budget", f" ({_ms(bound.step_ns)} or more)")

@@ -8,6 +8,7 @@ from vdnn.bytesize import format_bytes
 from vdnn.report.cell import Cell
 from vdnn.report.comparison import Comparison, cells_of_run, comparisons
 from vdnn.report.headline import headline, named_points
+from vdnn.report.plan_text import aligned
 from vdnn.report.prediction import errors_text, peaks_of, times_of
 from vdnn.report.provenance import provenance
 from vdnn.report.run_folder import Run
@@ -39,15 +40,7 @@ def text_summary(run: Run) -> str:
 
 def _table(comparison: Comparison) -> str:
     rows = [_HEADER, *(_row(comparison, cell) for cell in comparison.in_order)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    lines = [f"{comparison.name} on {comparison.where}"]
-    for row in rows:
-        padded = [
-            text.ljust(width) if column in (0, len(row) - 1) else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append(f"  {'  '.join(padded)}".rstrip())
-    return "\n".join(lines)
+    return f"{comparison.name} on {comparison.where}\n{aligned(rows, left=(0, len(_HEADER) - 1), indent='  ')}"
 
 
 def _row(comparison: Comparison, cell: Cell) -> Sequence[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vdnn.bytesize import format_bytes
+from vdnn.report.plan_text import NEEDS_SCIPY, aligned, certificate, issued
 from vdnn.step.json_form import load_file, save_text, to_json
 
 _FORM, _VERSION = "vdnn training plan", 1
@@ -186,26 +187,20 @@ class TrainingReport:
             f"{one.bytes_per_s / 1e9:.0f} GB/s between cards; it waits for that {_ms(one.waited_ns)}"
         ]
 
-    def _issued(self) -> str:
-        if self.issue_ns >= self.step_ns:
-            return f"bound by the host: it needs {_ms(self.issue_ns)} to issue the step"
-        share = 100 * self.issue_ns / self.step_ns
-        return f"host: needs {_ms(self.issue_ns)} to issue the step, {share:.0f} % of it"
-
     def _time_lines(self) -> list[str]:
         copied = self.to_device_bytes + self.to_host_bytes
-        if self.gap is None:
-            certificate = "not certified (that needs SciPy: pip install 'vdnn[plan]')"
-        elif self.gap < 1e-4:
-            certificate = "certified: no plan with these freedoms is faster"
-        else:
-            certificate = f"certified: at most {100 * self.gap:.2f} % above the fastest possible plan"
+        certified = NEEDS_SCIPY if self.gap is None else certificate(self.gap, "with these freedoms")
+        is_bound = self.issue_ns >= self.step_ns
         memory_share = (copied + self.cpu_step_bytes) / self.host_bytes_per_s * 1e9 / self.step_ns
         return [
             f"  step {_ms(self.step_ns)}, {self.slowdown:.3f} x of pure computing ({_ms(self.computing_ns)}); "
             f"planned in {self.plan_seconds:.2f} s",
-            *([f"  {self._issued()}"] if self.issue_ns else []),
-            f"  {certificate}",
+            *(
+                [f"  {issued(_ms(self.issue_ns), self.issue_ns, self.step_ns, is_bound=is_bound)}"]
+                if self.issue_ns
+                else []
+            ),
+            f"  {certified}",
             f"  the optimizer steps {self.step_time}; allowed beyond moving bytes: "
             f"{', '.join(self.allowed) or 'nothing (exact)'}",
             f"  each step: {format_bytes(self.to_device_bytes)} to the device, {format_bytes(self.to_host_bytes)} to "
@@ -229,10 +224,7 @@ def units_table(units: tuple[PlacedUnits, ...]) -> str:
                 format_bytes(one.to_host_bytes) if one.to_host_bytes else "-",
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    return "\n".join(
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return aligned(rows, left=range(len(header)), indent="  ")
 
 
 def ladder_table(reports: dict[int, TrainingReport | str]) -> str:
@@ -254,11 +246,7 @@ def ladder_table(reports: dict[int, TrainingReport | str]) -> str:
                 gap,
             )
         )
-    fits = [row for row in rows if row[2]]
-    widths = [max(len(row[column]) for row in fits) for column in range(len(header))]
-    return "\n".join(
-        "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return aligned(rows, left=(), indent="  ", measured=[row for row in rows if row[2]])
 
 
 def _placed(place: str, nbytes: int) -> str:
