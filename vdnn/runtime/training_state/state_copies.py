@@ -59,25 +59,7 @@ class StateCopies:
 
     def fetch(self, hosts: list[HostTensor]) -> StateCopy:
         """Issues copies of `hosts` into new tensors, which may be used after `arrive`."""
-        transport = self.transport
-        tensors = [self._allocate(host.tensor) for host in hosts]
-        addresses = [transport.address_of(tensor.untyped_storage()) for tensor in tensors]
-        stream, queue = transport.current_stream(), transport.queue
-        moving = StateCopy(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
-        try:
-            with span("fetch state"):
-                self._order(queue.reload_stream, self._point(stream))
-                for host, address in zip(hosts, addresses, strict=True):
-                    self._device.copy_async(address, host.block.address, host.nbytes, _TO_DEVICE, queue.reload_stream)
-                moving.complete = self._point(queue.reload_stream)
-            for host in hosts:
-                host.block.note_use(moving.complete)
-        except DriverError:
-            self._device.drain(queue.reload_stream)
-            for tensor, host in zip(tensors, hosts, strict=True):
-                tensor.copy_(host.tensor)
-        self.to_device_bytes += moving.nbytes
-        return moving
+        return self._reload([self._allocate(host.tensor) for host in hosts], hosts, "fetch state")
 
     def order_behind_uses(self, hosts: list[HostTensor]) -> None:
         """Lets later fetches wait for copies of `hosts` that are under way."""
@@ -109,26 +91,12 @@ class StateCopies:
         """Issues copies of `tensors` to `hosts`, and releases tensors that left before as the window needs it.
 
         False if the driver refuses: the tensors are then the only ones with these bytes."""
-        transport = self.transport
-        addresses = [transport.address_of(tensor.untyped_storage()) for tensor in tensors]
-        stream, queue = transport.current_stream(), transport.queue
-        moving = StateCopy(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
+        moving = self._made(tensors, hosts)
         self._note(moving, _C.Access.WRITE, "state of the optimizer")
-        try:
-            with span("state leaves"):
-                self._order(queue.offload_stream, self._point(stream))
-                for host in hosts:
-                    for event in host.block.last_uses:
-                        self._order(queue.offload_stream, event)
-                for host, address in zip(hosts, addresses, strict=True):
-                    self._device.copy_async(host.block.address, address, host.nbytes, _TO_HOST, queue.offload_stream)
-                moving.complete = self._point(queue.offload_stream)
-        except DriverError:
+        if not self._issue(moving, _TO_HOST, "state leaves"):
             with contextlib.suppress(VdnnError):  # what was issued reads and writes memory that others get next
-                self._device.drain(queue.offload_stream)
+                self._device.drain(self.transport.queue.offload_stream)
             return False
-        for host in hosts:
-            host.block.note_use(moving.complete)
         self.to_host_bytes += moving.nbytes
         self._leaving.append(moving)
         self._leaving_bytes += moving.nbytes
@@ -140,23 +108,10 @@ class StateCopies:
 
     def mirror(self, tensors: list[torch.Tensor], hosts: list[HostTensor]) -> StateCopy:
         """Issues copies of `tensors` to `hosts`, which may be read after `settle`. The tensors stay."""
-        transport = self.transport
-        addresses = [transport.address_of(tensor.untyped_storage()) for tensor in tensors]
-        stream, queue = transport.current_stream(), transport.queue
-        moving = StateCopy(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
+        moving = self._made(tensors, hosts)
         self._note(moving, _C.Access.WRITE, "parameters and gradients")
-        try:
-            with span("gradients leave"):
-                self._order(queue.offload_stream, self._point(stream))
-                for event in (event for host in hosts for event in host.block.last_uses):
-                    self._order(queue.offload_stream, event)
-                for host, address in zip(hosts, addresses, strict=True):
-                    self._device.copy_async(host.block.address, address, host.nbytes, _TO_HOST, queue.offload_stream)
-                moving.complete = self._point(queue.offload_stream)
-            for host in hosts:
-                host.block.note_use(moving.complete)
-        except DriverError:
-            self._device.drain(queue.offload_stream)
+        if not self._issue(moving, _TO_HOST, "gradients leave"):
+            self._device.drain(self.transport.queue.offload_stream)
             for tensor, host in zip(tensors, hosts, strict=True):
                 host.tensor.copy_(tensor)
         self.to_host_bytes += moving.nbytes
@@ -165,24 +120,8 @@ class StateCopies:
     def write_back(self, mirrored: StateCopy, positions: list[int]) -> StateCopy:
         """Issues copies of the hosts at `positions` to their tensors. The compute stream waits for them."""
         tensors = [mirrored.tensors[position] for position in positions]
-        hosts = [mirrored.hosts[position] for position in positions]
-        addresses = [mirrored.addresses[position] for position in positions]
-        stream, queue = self.transport.current_stream(), self.transport.queue
-        moving = StateCopy(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
-        try:
-            with span("parameters return"):
-                self._order(queue.reload_stream, self._point(stream))
-                for host, address in zip(hosts, addresses, strict=True):
-                    self._device.copy_async(address, host.block.address, host.nbytes, _TO_DEVICE, queue.reload_stream)
-                moving.complete = self._point(queue.reload_stream)
-            for host in hosts:
-                host.block.note_use(moving.complete)
-        except DriverError:
-            self._device.drain(queue.reload_stream)
-            for tensor, host in zip(tensors, hosts, strict=True):
-                tensor.copy_(host.tensor)
-        self.to_device_bytes += moving.nbytes
-        self._stall(stream, moving.complete)
+        moving = self._reload(tensors, [mirrored.hosts[position] for position in positions], "parameters return")
+        self._stall(moving.stream, moving.complete)
         self._note(moving, _C.Access.READ, "stepped parameters")
         return moving
 
@@ -221,6 +160,43 @@ class StateCopies:
         self._leaving_bytes -= oldest.nbytes
         self._stall(oldest.stream, oldest.complete)
         self._release(oldest)
+
+    # Both ways.
+
+    def _made(self, tensors: list[torch.Tensor], hosts: list[HostTensor]) -> StateCopy:
+        addresses = [self.transport.address_of(tensor.untyped_storage()) for tensor in tensors]
+        return StateCopy(tensors, hosts, addresses, self.transport.current_stream(), _C.Event(), bytes_of(tensors))
+
+    def _reload(self, tensors: list[torch.Tensor], hosts: list[HostTensor], name: str) -> StateCopy:
+        """Issues copies of `hosts` to `tensors`. If the driver refuses, torch copies."""
+        moving = self._made(tensors, hosts)
+        if not self._issue(moving, _TO_DEVICE, name):
+            self._device.drain(self.transport.queue.reload_stream)
+            for tensor, host in zip(tensors, hosts, strict=True):
+                tensor.copy_(host.tensor)
+        self.to_device_bytes += moving.nbytes
+        return moving
+
+    def _issue(self, moving: StateCopy, direction: _C.CopyDirection, name: str) -> bool:
+        """Issues the copies behind the compute stream, and those to the host behind earlier uses of its memory.
+
+        False if the driver refuses one; those before it may still run."""
+        queue, is_out = self.transport.queue, direction is _TO_HOST
+        stream = queue.offload_stream if is_out else queue.reload_stream
+        try:
+            with span(name):
+                self._order(stream, self._point(moving.stream))
+                for event in [event for host in moving.hosts for event in host.block.last_uses if is_out]:
+                    self._order(stream, event)
+                for address, host in zip(moving.addresses, moving.hosts, strict=True):
+                    ends = (host.block.address, address) if is_out else (address, host.block.address)
+                    self._device.copy_async(*ends, host.nbytes, direction, stream)
+                moving.complete = self._point(stream)
+        except DriverError:
+            return False
+        for host in moving.hosts:
+            host.block.note_use(moving.complete)
+        return True
 
     # Memory and order.
 
