@@ -1,4 +1,4 @@
-"""Holds saves back until their operation is over, above all those that are to be copied to the host.
+"""Defers saves until their operation is over, above all saves whose storage is to be copied to the host.
 
 [Note: Copies wait for their operation] An operation may pack a tensor that its kernel fills only afterwards (rrelu
 does so with its noise). Only a tensor with a grad_fn is certain to be complete when it is packed, so its copy is issued

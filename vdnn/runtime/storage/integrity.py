@@ -51,7 +51,7 @@ class HashPairs(Generic[Tag]):
         self.compared += 1
 
     def differing(self) -> tuple[list[Tag], list[Tag]]:
-        """The tags of all pairs since the last call, and of those that differ. Blocks until the result is known."""
+        """The tags of all pairs since the last call, and the tags of pairs that differ. Blocks until this is known."""
         pairs, self._pairs = self._pairs, []
         if not pairs:
             return [], []

@@ -33,7 +33,7 @@ class Lookahead:
         self._issued_before = -1, -1
         self._recent: deque[int] = deque(maxlen=_SAVES_OF_AN_OPERATION)  # positions of the last uses
         self._prefetched: deque[weakref.ref[ManagedStorage]] = deque()  # reloads that were issued before their use
-        self._prune_at = 64  # entries in _order; after pruning, twice what is left
+        self._prune_at = 64  # entries in _order; after pruning, twice the entries that remain
 
     def note(self, managed: ManagedStorage) -> None:
         """Adds a storage at its first save. Called in the order of saves."""

@@ -152,7 +152,7 @@ class ManagedStorage:
     def resume_discarded(
         self, version: int, counted: CountedRecipe, storage: torch.UntypedStorage | None, unused_views: int
     ) -> None:
-        """The same for one that the gate has discarded. `storage` is recomputed, for so many uses."""
+        """The same for a storage that the gate has discarded. `storage`: its recomputed bytes, if they exist."""
         self.action, self.is_complete, self.version = Action.RECOMPUTE, True, version
         self.discarded = Discarded(self.facts, self.source, self.transport, counted)
         if storage is not None:

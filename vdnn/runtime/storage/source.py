@@ -128,8 +128,8 @@ class Source:
     def _make_streams_wait(context: ReleaseContext) -> None:
         """[Note: Who allocated it] A storage returns to the stream that allocated it, and torch does not say which
         stream that was. In plain PyTorch the graph holds it until backward. Here it returns earlier, while operations
-        on any stream may still read it, and the copy. So of the streams of hooks, and of those on which sessions were
-        entered, each waits for what the others do now. The stream of the save already waits for the copy."""
+        on any stream, and the copy, may still read it. So each stream on which a hook ran or a session was entered
+        waits for the work that the others have now. The stream of the save already waits for the copy."""
         device, streams = context.device, context.streams
         if len(streams) < 2:
             return

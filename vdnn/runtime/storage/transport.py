@@ -175,8 +175,8 @@ class Transport:
             return stream
 
     def stream_probe(self) -> tuple[Callable[[], object] | None, object]:
-        """A function that names the stream on which torch computes on the calling thread, and what it returns now. None
-        instead of the function if there is one stream."""
+        """A function that returns torch's current stream on the calling thread, and its present result. The function is
+        None if there is only one stream."""
         if self._calling_thread is not None:
             return None, None
         if self._stream_of_torch is not None:
@@ -216,7 +216,7 @@ class Transport:
         return min(self._options.offload_window_bytes, self._options.reload_window_bytes)
 
     def fit_host_memory(self, nbytes: int, *, is_awaited: bool) -> None:
-        """Pins what `nbytes` need beside the training, or gives back what is pinned beyond them and idle."""
+        """Pins enough host memory for `nbytes` and the training state, or returns idle pinned memory beyond that."""
         nbytes += self.state_bytes
         pinned_bytes = self.pool.stats.pinned_bytes
         if pinned_bytes > _HOST_SLACK * nbytes:

@@ -20,8 +20,8 @@ _FAR = 6
 
 
 def joins_unseen_writes(managed: ManagedStorage, saved: tuple[int, int], part: torch.Tensor, begin: int) -> bool:
-    """True if a view may not join this managed storage, because its bytes may have been written since those that are
-    `saved`. Otherwise they count as saved from now on. `begin`: of the managed bytes in the storage of the view."""
+    """True if a view may not join this managed storage, because its bytes may have been written since the range `saved`
+    was saved. Otherwise its bytes count as saved from now on. `begin`: where the managed bytes begin in its storage."""
     first, end = saved
     reach = tuple(byte - begin + managed.facts.begin for byte in reach_of(part))
     if first <= reach[0] and reach[1] <= end:

@@ -36,7 +36,7 @@ def _get(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def watch_data(parameter: torch.Tensor, reader: Reader) -> None:
-    """From now on `reader` hears of reads of `parameter.data`, until `watch_data_no_longer`."""
+    """Calls `reader` at each read of `parameter.data`, until `watch_data_no_longer`."""
     with _lock:
         if not _readers:
             torch.nn.Parameter.data = property(_get, set_native_data)  # type: ignore[assignment]

@@ -29,7 +29,7 @@ class Holder(Protocol):
         """Puts `gradient` into the native field, and forgets the one that was there."""
 
     def peek(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """The gradient, wherever it is, only to ask what it is like."""
+        """The gradient, on the device or the host. For its metadata only: shape, dtype, layout."""
 
 
 _lock = threading.Lock()
@@ -82,10 +82,10 @@ def _delete(parameter: torch.Tensor) -> None:
 
 
 def watch_gradient(parameter: torch.Tensor, holder: Holder) -> Callable[[], None]:
-    """From now on `holder` hears of reads and writes of `parameter.grad`. Returns what undoes it.
+    """Calls `holder` at each read and write of `parameter.grad` from now on. Returns the function that undoes this.
 
-    One that heard of them before, such as that of an outer session, puts the gradient into the native field first, and
-    hears of them again when `holder` does not."""
+    An earlier holder, such as that of an outer session, first puts the gradient into the native field. It is called
+    again once `holder` is undone."""
     key = id(parameter)
     before = _holders.get(key)
     if before is not None:

@@ -224,7 +224,7 @@ class _Solver(CustomKnapsackSolver):
 
 
 def knapsack(weights: Sequence[float], values: Sequence[float], capacity: float) -> list[int]:
-    """The places that torch's dynamic program does not pick under `capacity`: what it would recompute."""
+    """The positions that torch's dynamic program does not pick under `capacity`, and would recompute."""
     return list(dp_knapsack(list(weights), list(values), capacity)[2])
 
 

@@ -72,7 +72,7 @@ class _Items:
 
 
 def watch_parameters_of(module: torch.nn.Module, taken: Taken) -> Callable[[], None]:
-    """From now on `taken` hears of parameters that a program takes from `module`. Returns what undoes it."""
+    """Calls `taken` for each parameter that a program takes from `module`. Returns the function that undoes this."""
     attributes = vars(module)
     before: dict[str, Any] = attributes["_parameters"]
     watched = attributes["_parameters"] = WatchedDict(before, taken)

@@ -37,7 +37,7 @@ class ParameterGuard(Protocol):
 
 
 class UseGuard(ParameterGuard, Protocol):
-    """A guard that hears of the outcome of the function, too."""
+    """A guard that is also called with the outcome of the function."""
 
     def after_use(self, parameters: list[torch.Tensor], outcome: Any, error: Exception | None, *, writes: bool) -> bool:
         """The function returned `outcome` or raised `error`. True: it is called once more."""

@@ -46,7 +46,7 @@ class StorageSet:
         self.references: dict[int, StorageReference] = {}  # by native address
         # Native addresses, for a first test: most storages are not in a set, and most sets are empty.
         self.addresses = self.references.keys()
-        self._prune_at = 64  # entries; after pruning, twice what is left
+        self._prune_at = 64  # entries; after pruning, twice the entries that remain
 
     def add(self, storage: torch.UntypedStorage) -> None:
         known = self.references.get(storage._cdata)

@@ -275,8 +275,8 @@ class AwayGradients:
             self.take_away([parameter])
 
     def _leave_behind_hooks(self, parameter: torch.Tensor) -> None:
-        """Sends the gradient of `parameter` away, behind the hooks of others if there are any: what they read is still
-        there."""
+        """Offloads the gradient of `parameter`. If others have hooks on it, this runs after theirs, which may read the
+        gradient."""
         hooks = self._hooks[id(parameter)]
         if is_heard_last(parameter, hooks[-1]):
             if len(hooks) == 1:
@@ -296,7 +296,7 @@ class AwayGradients:
             self.take_away([parameter])
 
     def _sum(self, parameter: torch.Tensor) -> None:
-        """Adds what is in the native field to the sum that is here, on the device of the parameter."""
+        """Adds the gradient in the native field to the sum kept here, on the parameter's device."""
         new, device = native_gradient(parameter), device_of(parameter)
         if new is not None and new.device != device:  # torch copied it to where the parameter is
             set_native_gradient(parameter, new.to(device), device)
@@ -304,7 +304,7 @@ class AwayGradients:
             self.bring_back_one(parameter)
 
     def take_away(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Sends the gradients of `parameters` to the host, but for those that somebody else holds."""
+        """Offloads the gradients of `parameters`, except gradients that somebody else holds."""
         for parameter in parameters:
             device = device_of(parameter)
             copies = self.copies.of(device)
@@ -356,8 +356,8 @@ class AwayGradients:
 
 
 def gradient_anywhere(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The gradient of `parameter` on the device, or its host tensor, which may not be complete: only to ask what it is
-    like."""
+    """The gradient of `parameter` on the device, or its host tensor, whose copy may not be complete. For its metadata
+    only: shape, dtype, layout."""
     holder = holder_of(parameter)
     return parameter.grad if holder is None else holder.peek(parameter)
 
@@ -448,7 +448,7 @@ class ReducedGradients:
         return id(parameter) in self._ids
 
     def leave_later(self, parameter: torch.Tensor) -> None:
-        """The gradient of `parameter` leaves behind the running backward."""
+        """Offloads the gradient of `parameter` after the running backward."""
         self._waiting[id(parameter)] = parameter
         task = graph_task()
         if task != self._task and call_after_backward(self._behind_others):

@@ -38,7 +38,7 @@ class OnHost:
     parameters: list[torch.Tensor]
     values: list[torch.Tensor]
     gradients: list[torch.Tensor]
-    moving: StateCopy  # what the copy streams copy: parameters, then gradients
+    moving: StateCopy  # copied by the copy streams: parameters, then gradients
     pinned: dict[int, int]  # by position of a parameter whose copy is in `moving`: its position there
     on_host: set[int]  # positions of parameters that are on the host, and are stepped there
 
@@ -166,8 +166,8 @@ class CpuSteps:
         return {id(one) for group in groups for one in group["params"]}
 
     def _keep_state_of(self, parameter: torch.Tensor, copies: StateCopies, *, scalars_move: bool) -> None:
-        """Pins the state that this step made. What cannot be pinned, and what is small, goes where a step on the device
-        leaves it."""
+        """Pins the state that this step made. Small state, and state that cannot be pinned, is put where a step on the
+        device puts it."""
         for place in list(places_in(self._optimizer.state.get(parameter))):  # a generator would hold what it yields
             if place.tensor.device.type != "cpu":
                 continue
@@ -178,8 +178,8 @@ class CpuSteps:
                 place.put(place.tensor.to(device_of(parameter)))
 
     def _pinned_copy(self, place: TensorPlace, copies: StateCopies) -> HostTensor | None:
-        """A host tensor with the bytes of new state. None for small tensors, for those that somebody else holds, and
-        where no memory can be pinned."""
+        """A host tensor with the bytes of new state. None if the tensor is small, if somebody else holds it, or if no
+        memory can be pinned."""
         is_small = place.tensor.nbytes < self._min_bytes
         if is_small or not is_whole(place.tensor, torch.device("cpu")) or is_held(place):
             return None

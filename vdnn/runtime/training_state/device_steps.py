@@ -81,7 +81,7 @@ class DeviceSteps:
             self.step_one(sliced, part, self._ahead.popleft())
 
     def give_up(self) -> None:
-        """Releases what was fetched and not used."""
+        """Releases tensors that were fetched and not used."""
         with contextlib.suppress(VdnnError):  # the device is lost, which the first error says
             while self._ahead:
                 self.abandon(self._ahead.popleft())
@@ -122,7 +122,7 @@ class DeviceSteps:
             self._gradients.abandon(coming.gradients)
 
     def step_one(self, sliced: SlicedStep, part: Slice, coming: Coming) -> None:
-        """Steps `part`, which `fetch` returned `coming` for, and sends away what has to leave."""
+        """Steps `part`, for which `fetch` returned `coming`, and offloads its tensors."""
         fetched = dict[int, HostTensor]()
         try:
             self._put_in_place(coming, fetched)

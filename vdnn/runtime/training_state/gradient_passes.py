@@ -236,7 +236,7 @@ def _scale(away: Tensors, here: Tensors, max_norm: float, total: torch.Tensor, f
 
 
 def _write(away: Tensors, here: Tensors, clip: Callable[..., object], *options: Any) -> None:
-    """Clips the gradients that are here, and notes the same for those that are away."""
+    """Clips the gradients on the device, and notes the factor for gradients on the host."""
 
     def change(gradients: Tensors) -> object:
         return clip(stand_ins(gradients), *options)

@@ -235,7 +235,7 @@ class OptimizerState:
         return away_bytes + bytes_of_first_state(parameter, self._min_bytes)
 
     def _slices(self, optimizer: Optimizer, deferred: dict[int, torch.Tensor]) -> list[Slice]:
-        """Slices of what is stepped at once."""
+        """Slices of the parameters that are stepped without deferral."""
         groups: Any = optimizer.param_groups
         if deferred:
             groups = [{"params": [one for one in group["params"] if id(one) not in deferred]} for group in groups]
@@ -271,8 +271,8 @@ class OptimizerState:
         self._forget_unused(self.optimizer)
 
     def _take_out_loaded(self) -> None:
-        """The same behind a load. Torch loads the very tensors of a dict that are on the device already, and whoever
-        loads still holds that dict: those that nobody holds any longer leave before the next module is called."""
+        """The same after a load. Torch does not copy tensors of a dict that are on the device already, and the caller
+        may still hold the dict. Before the next call of a module, tensors that nobody holds any more are offloaded."""
         self.take_out()
         if not self._held:
             return
@@ -424,7 +424,7 @@ class OptimizerState:
         self, optimizer: Optimizer, parameters: list[torch.Tensor], copies: StateCopies, fetched: dict[int, HostTensor]
     ) -> None:
         """Issues copies of the state of `parameters` to the host, and puts host tensors in its place. `fetched`: the
-        host tensors of what was fetched, by id of the tensor on the device."""
+        host tensors from which state was fetched, by id of the tensor on the device."""
         places: list[TensorPlace] = []
         hosts: list[HostTensor] = []
         transport = copies.transport
@@ -544,8 +544,8 @@ _HOOKS = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_po
 
 
 class LoadsInParts:
-    """Watches `load_state_dict` of one optimizer. `take_out_part` moves to the host what was loaded, and `take_out`
-    does so when all of it is there."""
+    """Watches `load_state_dict` of one optimizer. `take_out_part` moves the state that is loaded so far to the host,
+    and `take_out` moves the rest once all of it is loaded."""
 
     def __init__(
         self,

@@ -155,7 +155,7 @@ def _attributes_of_torch() -> frozenset[str]:
 
 
 def _attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Copies of the attributes that the class of `optimizer` gives it, without those that have large tensors."""
+    """Copies of the attributes that the class of `optimizer` gives it, without attributes that have large tensors."""
     known = _attributes_of_torch()
     own = {name: value for name, value in vars(optimizer).items() if name not in known and not name.startswith("__")}
     return {name: value if callable(value) else copy.deepcopy(value) for name, value in own.items() if _is_small(value)}

@@ -37,7 +37,7 @@ class Slice:
 
 
 def options_of(group: Group) -> dict[str, Any]:
-    """Returns what a group has beside its parameters and their names."""
+    """Returns the settings of a group: all but its parameters and their names."""
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 

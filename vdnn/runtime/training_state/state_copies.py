@@ -1,10 +1,10 @@
 """Copies state tensors between the host and one device, on the copy streams of the session.
 
-A slice is fetched ahead of its step and leaves behind it; the bytes that come and those that leave are limited by the
-windows of the session. Nothing here blocks the host except `finish`, and what needs memory that is not there yet.
+A slice is fetched before its step and offloaded after it. The windows of the session limit the bytes in flight each
+way. Nothing here blocks the host, except `finish` and an allocation that has to wait for memory.
 
-A call that the driver refuses once is made up for: an order between two streams by waiting on the host, a fetch by
-torch's own copy. A tensor that cannot leave stays on the device.
+If the driver refuses a call, a fallback does the same: the host waits instead of a stream, and torch copies instead of
+the copy stream. A tensor whose offload is refused stays on the device.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class StateCopies:
         moving = self._made(tensors, hosts)
         self._note(moving, _C.Access.WRITE, "state of the optimizer")
         if not self._issue(moving, _TO_HOST, "state leaves"):
-            with contextlib.suppress(VdnnError):  # what was issued reads and writes memory that others get next
+            with contextlib.suppress(VdnnError):  # copies already issued use memory that others get next
                 self._device.drain(self.transport.queue.offload_stream)
             return False
         self.to_host_bytes += moving.nbytes
@@ -269,8 +269,8 @@ class StateCopies:
                 self._device.note_access(address, host.nbytes, access, moving.stream, label)
 
     def _release(self, moving: StateCopy) -> None:
-        """Drops the tensors. Notes the release of those that nobody else holds: the state that was loaded may be part
-        of a dict that the user keeps."""
+        """Drops the tensors. Notes a release only if nobody else holds the storage: loaded state may be part of a dict
+        that the user keeps."""
         storages = [tensor.untyped_storage() for tensor in moving.tensors]
         moving.tensors.clear()
         if not self.transport.release_context.notes_releases:

@@ -31,7 +31,7 @@ class PredictedSteps(Protocol):
     @property
     def steps_over_budget(self) -> int: ...
     def predicted_ns(self, more_bytes: int) -> int | None:
-        """The mean time of a step with so many more bytes on the device all the time. None if that does not fit."""
+        """The mean time of a step with this many more bytes resident. None if that does not fit."""
 
     def fits_with(self, more_bytes: int) -> bool: ...
 
@@ -54,7 +54,7 @@ class StateRoom:
     """The state of the optimizers of one engine. `staying` are the ids of the parameters whose state stays."""
 
     def __init__(self, states: Callable[[], Sequence[ManagedState] | None]) -> None:
-        """`states` are those that sessions manage now, None once the engine is gone."""
+        """`states`: the optimizer states that sessions manage now, None once the engine is gone."""
         self.staying: set[int] = set()
         self.line = ""  # for the report
         self._states = states
@@ -129,7 +129,7 @@ class StateRoom:
 
 
 def _up_to(away: Iterable[tuple[int, int]], limit_bytes: int) -> tuple[set[int], int]:
-    """The first parameters whose state has at most so many bytes, and the bytes."""
+    """The first parameters whose state together has at most this many bytes, and its bytes."""
     found, total = set(), 0
     for identity, nbytes in away:
         if total + nbytes <= limit_bytes:

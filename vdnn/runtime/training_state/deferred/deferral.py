@@ -1,8 +1,9 @@
 """Defers the steps of one optimizer: each slice is stepped ahead of the first module that needs its parameters.
 
-[Note: Nobody sees what is not stepped] A deferred step is exact if nobody reads or writes its parameters, gradients and
-state ahead of it. What somebody else holds is stepped at once (memory_holders). What nobody holds is reached by names
-only: functions that get a parameter, `parameter.grad` and `optimizer.state` step first what they read.
+[Note: Nobody sees a deferred step] A deferred step is exact if nobody reads or writes its parameters, gradients and
+state before it runs. If the program holds one of these tensors in a way of its own, that step runs at once
+(memory_holders). All others can only be reached by name: functions that get a parameter, `parameter.grad` and
+`optimizer.state` run the step before they read.
 """
 
 from __future__ import annotations
@@ -268,7 +269,7 @@ class Deferral:
                 pending.fetch_ahead()
 
     def _behind_model(self) -> None:
-        """The outermost module has run: what was fetched for others does not stay on the device."""
+        """Called after the outermost module. Releases tensors that were fetched for other modules."""
         with self._lock:
             if self._is_busy or not self._is_unsettled:
                 return
@@ -390,7 +391,7 @@ class ModuleCallOrder:
             self._positions, self._now = self._now, {}
 
     def position(self, parameter: torch.Tensor) -> int:
-        """The place of `parameter` in the order of first uses; those that were not used come last."""
+        """The position of `parameter` in the order of first uses. Unused parameters come last."""
         return (self._now or self._positions).get(id(parameter), len(self._watched))
 
     def _enter_module(self, module: torch.nn.Module, args: object) -> None:

@@ -103,14 +103,14 @@ class DeferredStep:
             return self._steps.fetch(part, all_step=True)
 
     def give_up_ahead(self) -> None:
-        """Releases what was fetched and not used."""
+        """Releases tensors that were fetched and not used."""
         coming, self._coming = list(self._coming.values()), {}
         for one in coming:
             with contextlib.suppress(VdnnError):  # the device is lost, which the next call says
                 self._steps.abandon(one)
 
     def give_back(self) -> None:
-        """Gives the program the gradients of what is not stepped."""
+        """Gives the program the gradients of the parameters that are not stepped yet."""
         for parameter in self.parameters():
             self.gradients.give_back(parameter)
 

@@ -19,13 +19,13 @@ from vdnn.runtime.training_state.state_copies import StateCopy
 
 
 class TakenGradients:
-    """Those of `parameters`. `away` has the ones that are on the host, and what a backward makes from now on."""
+    """The gradients of `parameters`. `away` has gradients on the host, and all that later backwards make."""
 
     def __init__(self, away: AwayGradients, parameters: Iterable[torch.Tensor]) -> None:
         self._away = away
         self._here: dict[int, torch.Tensor | None] = {}  # by id of the parameter
         self._on_host: dict[int, GradientOnHost] = {}
-        self._dropped: set[int] = set()  # those that the program dropped or replaced since
+        self._dropped: set[int] = set()  # ids of parameters whose gradient the program has dropped or replaced
         for parameter in parameters:
             gradient = away.hand_over(parameter)
             if gradient is not None:
@@ -37,7 +37,7 @@ class TakenGradients:
     # The program.
 
     def peek(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """The gradient, wherever it is, only to ask what it is like."""
+        """The gradient, on the device or the host. For its metadata only: shape, dtype, layout."""
         on_host = self._on_host.get(id(parameter))
         return self._here.get(id(parameter)) if on_host is None else on_host.host.tensor
 
@@ -86,10 +86,10 @@ class TakenGradients:
                 set_native_gradient(one, since.pop(id(one)))
                 self.give_back(one)
 
-    # What is left.
+    # Gradients that were not stepped.
 
     def give_back(self, parameter: torch.Tensor) -> None:
-        """Gives the program the gradient, in a sum with what a backward made after the call of the step."""
+        """Gives the gradient back to the program, with the gradients of backwards after the call of the step added."""
         on_host = self._on_host.get(id(parameter))
         if on_host is not None and self.is_dropped(parameter):
             self._release(parameter)

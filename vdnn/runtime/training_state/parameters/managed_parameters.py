@@ -55,7 +55,7 @@ class ManagedParameters:
         self._streaming: Streaming | None = None
         self._entries = 0
         self._host_bytes = self._mapped_bytes = 0
-        self._left: list[torch.Tensor] = []  # host copies of those that are managed no longer
+        self._left: list[torch.Tensor] = []  # host copies of parameters that are no longer managed
         self._stack = contextlib.ExitStack()
         self._calls: ModuleCalls | None = None
         choose(model, 1)  # refuses what cannot be managed
@@ -241,7 +241,7 @@ class ManagedParameters:
         set_native_data(parameter, host.tensor)
 
     def _watch(self, away: AwayParameter) -> None:
-        """Hears of the gradient of `away`, ahead of whatever else hears of it."""
+        """Registers a hook on the gradient of `away`, ahead of all other hooks."""
 
         def arrives(gradient: torch.Tensor) -> None:
             if gradient.device != away.device:
@@ -339,9 +339,9 @@ def _is_held(parameter: torch.Tensor) -> bool:
 
 
 def _outlive_the_memory(host: torch.Tensor) -> None:
-    """Moves what others hold of a host copy, such as a state_dict, to shared memory: the pinned memory ends with the
-    session. share_memory_() is what moves the bytes of a storage in place, for all of its views. An array of numpy has
-    the old address, so this waits for the end of the session."""
+    """Moves a host copy that others hold, such as a state_dict, to shared memory, because the pinned memory ends with
+    the session. share_memory_() moves the bytes of a storage in place, for all of its views. An array of numpy keeps
+    the old address, so this runs only when the session ends."""
     storage = host.untyped_storage()
     if not isinstance(host, FakeTensor) and natively_held(storage._cdata) > _HELD_BY_US:
         storage.share_memory_()
@@ -366,7 +366,7 @@ class Leaving:
 
 @dataclass(slots=True)
 class Chosen:
-    """Parameters that leave, and the names of those that stay, with the reasons."""
+    """Parameters to offload, and the names of the parameters that stay, with the reasons."""
 
     leave: list[Leaving] = field(default_factory=list)
     stay: dict[str, str] = field(default_factory=dict)

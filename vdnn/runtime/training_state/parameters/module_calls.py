@@ -154,8 +154,8 @@ class ModuleCalls:
         self._called[module] = called + 1
 
     def _look_into(self, module: torch.nn.Module) -> None:
-        """Finds parameters of other modules that `module` keeps in a list or dict of its own, where no hook hears of
-        their uses."""
+        """Finds parameters of other modules that `module` keeps in a list or dict of its own. No hook is called when
+        they are used."""
         own = {id(one) for one in module._parameters.values()}
         found = [self._away.get(id(one)) for one in _parameters_in(vars(module)) if id(one) not in own]
         if read := [one for one in found if one is not None]:
@@ -241,8 +241,8 @@ class ModuleCalls:
             self._streaming.drop(away)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        """An optimizer has stepped what is in place, or memory of the host if no session has it. torch's fused steps
-        write without a new version."""
+        """Called after the step of an optimizer, which has written to parameters in place, or to their host memory if
+        no session manages the optimizer. torch's fused steps write without a new version."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 away = self._away.get(id(parameter))
@@ -327,8 +327,8 @@ class ModuleCalls:
             self._write_through(away, None)
 
     def _write_through(self, away: AwayParameter, module: torch.nn.Module | None) -> None:
-        """The copy on the device stays in place. If the program holds memory of the host as well, it sees there what
-        was written, and what it wrote there between calls is on the device from now on."""
+        """Writes changes through, while the copy on the device stays in place. If the program also holds the host
+        memory, changes on the device are copied there, and its own changes between calls are copied to the device."""
         if not away.is_in_place or not away.is_there() or not away.is_held_on_host():
             return
         found = self._writes.use_ends(away, lambda: self._name_of(module))
@@ -448,8 +448,8 @@ def _parameters_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
 
 
 class GraphReads:
-    """`read(parameters, held)` is called for those that a graph was made of, and brings them to the device for good.
-    `held` are the ids of those for which `is_held(parameter)` before: a graph may hold memory, too."""
+    """Calls `read(parameters, held)` for the parameters that a graph was made of, which moves them to the device for
+    good. `held`: ids of parameters for which `is_held(parameter)` was true before. A graph may hold memory, too."""
 
     def __init__(
         self, read: Callable[[list[torch.Tensor], set[int]], None], is_held: Callable[[torch.Tensor], bool]
@@ -521,10 +521,10 @@ class GraphUses:
     def __init__(self, let_go: Callable[[AwayParameter], object]) -> None:
         self._let_go = let_go
         self._held: list[AwayParameter] = []
-        self.found: set[str] = set()  # names of those that were found to be used again
+        self.found: set[str] = set()  # names of parameters that were used again
 
     def used(self, away: AwayParameter) -> object:
-        """A module is about to use `away`, whose data are on the device. Returns what has to live until its use."""
+        """A module is about to use `away`, whose data are on the device. Returns an object to keep until the use."""
         parameter = away.parameter
         if not (parameter.requires_grad and torch.is_grad_enabled()):
             return None

@@ -99,7 +99,7 @@ class ParameterSaves:
         return self.pack, self.unpack
 
     def cut(self) -> None:
-        """The engine is gone, and graphs still hold what was kept, and parameters."""
+        """Called when the engine is gone while graphs still hold kept tensors and parameters."""
         self._unpack = unpack_without_hooks
         del self._pack
 

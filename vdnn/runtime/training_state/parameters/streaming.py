@@ -56,8 +56,8 @@ class Streaming:
         self._known = {one.number: one for one in parameters}
 
     def forget(self, away: AwayParameter) -> None:
-        """`away` is managed no longer. Its copy on the device stays with those who hold it. Nobody holds a copy that
-        has not arrived: its memory is not reused before the copy is over."""
+        """Ends the management of `away`. Its copy on the device lives as long as somebody holds it. A copy that is in
+        flight has no holders yet: its memory is not reused before the copy is over."""
         self._known.pop(away.number, None)
         self._fetched.pop(away.number, None)
         self._saves.remove(away)
@@ -176,8 +176,8 @@ class Streaming:
                 self.drop(one)
 
     def drop(self, away: AwayParameter) -> None:
-        """Releases the copy on the device, unless it is the parameter's memory, see [Note: One memory]. Keeps what was
-        written to it. The memory is not reused before the copy and all issued uses are over."""
+        """Releases the copy on the device, unless it is the parameter's memory, see [Note: One memory]. Writes to it
+        are kept. The memory is not reused before the copy and all issued uses are over."""
         with self.lock, torch._C.DisableTorchFunction():
             if (away.is_in_place and not self.let_go(away)) or away.on_device is None:
                 return

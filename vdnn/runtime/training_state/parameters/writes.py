@@ -114,7 +114,7 @@ class Writes:
         away.all_checked &= away.hash_before is not None
 
     def use_ends(self, away: AwayParameter, module: Callable[[], str]) -> UnsafeWrite | None:
-        """Keeps what was written to the copy on the device, whose holders have let it go."""
+        """Keeps the writes to the copy on the device, after its holders have released it."""
         moving = away.on_device
         if moving is None:
             return None
