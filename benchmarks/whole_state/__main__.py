@@ -2,9 +2,9 @@
 
     python -m benchmarks.whole_state [--part 1/2] [--table] [--headlines]
 
-Everything is in virtual time; no GPU is needed. With --part, only every so many models and machines run, so that two
-processes can share them. Each cell is a line of results/whole_state.jsonl as soon as it is known, and cells that are
-there are not run again; --table only writes results/whole_state.txt from them.
+Everything is in virtual time; no GPU is needed. With --part I/N, one N-th of the models and machines run, so that
+processes can share them. Each cell is a line of results/whole_state.jsonl as soon as it is known, and cells in
+that file are not run again; --table only writes results/whole_state.txt from them. The file of cells is not committed.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.headlines:
         (options.results / "whole_state_headlines.txt").write_text(headlines() + "\n")
         return 0
+    if options.table and not jsonl.exists():
+        parser.error(f"--table: expected cells in {jsonl}, and there are none. Run without --table first.")
     if not options.table:
         _run(options.part, jsonl)
         if options.part != "1/1":

@@ -1,4 +1,4 @@
-"""Change: what a rehearsal does differently from the program. Change() is the unchanged step."""
+"""Change: the differences of a rehearsal from the program. Change() is the unchanged step."""
 
 from __future__ import annotations
 

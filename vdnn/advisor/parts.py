@@ -84,7 +84,7 @@ def check_model(model: object) -> torch.nn.Module:
     return model
 
 
-# WorkloadTraining: a function of a batch size, which returns what it may return for `vdnn plan`.
+# WorkloadTraining: a function of a batch size, with any result that `vdnn plan` accepts.
 
 
 class WorkloadTraining(ExaminedTraining):

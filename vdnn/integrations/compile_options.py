@@ -1,4 +1,4 @@
-"""compile_options: options by which torch.compile keeps what a region saves under a budget.
+"""compile_options: options with which the tensors that a compiled region saves stay under a budget.
 
 Hooks on saved tensors cannot help a model that is compiled as a whole, because backward asks for all of them at once.
 So the plan is in the graph: a partitioner decides what forward saves, what backward recomputes, and what is offloaded
@@ -205,9 +205,9 @@ def _check_alone(options: Mapping[str, Any]) -> None:
 
 # The cuts of a compiled region that are tried under a budget, and the plan of each one that fits.
 #
-# Torch's own min-cut comes first, and alone if it fits. Behind it come torch's min-cuts with more recomputed, torch's
-# own knapsack where it fits, and searches that tell the min-cut what to recompute: as much as the budget asks for, or
-# half of it beside offloading.
+# Torch's own min-cut is tried first; if it fits, nothing else is tried. Then come torch's min-cuts that recompute more,
+# torch's own knapsack where it fits, and searches that choose the operations to recompute for the min-cut: enough for
+# the budget, or for half of it if the rest is offloaded.
 
 # A try solves one min-cut, whose time grows with the graph. So large graphs get fewer tries, by count and not by clock,
 # so that every run makes the same choice.
@@ -296,7 +296,7 @@ def _planned(planner: RegionPlanner, cuts: dict[str, Cut]) -> dict[str, RegionPl
 
 
 class _CutSearch:
-    """Looks for the operations to recompute: those with the least time a byte first, then without what need not be."""
+    """Chooses operations to recompute: adds the cheapest per byte first, then removes those that are not needed."""
 
     def __init__(self, budget_bytes: int, cost: GraphCost, nodes: int) -> None:
         self._budget_bytes, self._cost = budget_bytes, cost

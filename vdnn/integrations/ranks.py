@@ -263,11 +263,11 @@ def _first_line(error: BaseException) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-# The stored plan of one rank: what the ranks agreed on in an earlier run of the same training, from a plan folder.
+# The stored plan of one rank, which the ranks agreed on in an earlier run of the same training.
 #
-# Each rank has a file of its own, in a folder for so many ranks inside of the plan folder. It is known by the number of
-# the rank besides what a session's file is known by (vdnn/runtime/steps/plan_store.py), and has the recorded step and
-# the plan. The ranks decide together whether they follow their files: see ranks.py.
+# The plan folder has a folder for each number of ranks, with one file for each rank. The file is named by the rank and
+# by the same facts as the file of a session without ranks (vdnn/runtime/steps/plan_store.py). It contains the recorded
+# step and the plan. The ranks decide together whether they follow their files.
 
 _CHANGING = (  # options that change plans
     "recompute",

@@ -63,7 +63,7 @@ class RegionPlanner:
         self._costs = profile_costs(profile)
 
     def recompute_ns(self, cut: Cut) -> int:
-        """The time that backward takes for what it recomputes."""
+        """The time of backward's recomputes."""
         return self.cost.recompute_ns(cut.recomputed, set(cut.backward.graph.nodes))
 
     def step_of(self, cut: Cut) -> GraphStep:

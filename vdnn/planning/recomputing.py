@@ -63,7 +63,7 @@ def recording_under(recording: Recording, planned: Sequence[PlannedLifetime]) ->
 
 def with_recomputes(recording: Recording, chosen: Collection[int]) -> Recording:
     """The step in which the lifetimes `chosen` are recomputed by the recipes of the recording. All lifetimes keep their
-    numbers, and what codecs leave comes after them. Raises VdnnError for a lifetime without a recipe.
+    numbers, and the encoded storages of codecs come after them. Raises VdnnError for a lifetime without a recipe.
     See [Note: Recomputes as points]."""
     return _Rewriting(recording, frozenset(chosen)).run() if chosen else recording
 
@@ -181,7 +181,7 @@ class _Rewriting:
             self._recipe_uses.setdefault(source, []).append((place, end))
 
     def _count_bytes(self) -> None:
-        """Subtracts storages that are absent until their recompute, and adds what recomputes hold longer."""
+        """Subtracts storages that are absent until their recompute, and adds inputs that recomputes hold longer."""
         change = [0] * (len(self._used) + 1)  # of the interval before a place
         for index in self._chosen:
             lifetime, known_point = self._recording.lifetimes[index], self._recomputes[index].known_point
@@ -240,7 +240,7 @@ class _Rewriting:
         )
 
     def _lifetime_of_encoded(self, index: int) -> Lifetime:
-        """The lifetime of what a codec leaves of `index`. It has no other holder and may be moved."""
+        """The lifetime of the encoded bytes of `index`. They have no other holder and may be moved."""
         old, place = self._recording.lifetimes[index], self._encoded_at[index]
         reads = self._recipe_uses.get(self._number[index], [])
         uses, read = tuple(use for use, _ in reads), tuple(done for _, done in reads)

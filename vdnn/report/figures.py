@@ -1,4 +1,4 @@
-"""The pictures of a run, and the reasons for those that cannot be drawn."""
+"""Makes the pictures of a run, and lists why a picture cannot be drawn."""
 
 from __future__ import annotations
 

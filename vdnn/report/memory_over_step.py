@@ -1,8 +1,8 @@
 """Draws memory over one step, with everything kept and under the plan, in layers by action.
 
 The bottom layer is always resident, the top layer is gradients and workspaces. The largest storages are outlined and
-numbered in both panels, and named below. Intervals are reduced to what a screen can show: the picture keeps the highest
-interval of each column, so that the peak is exact.
+numbered in both panels, and named below. The picture has one interval for each column of a screen: the highest one, so
+that the peak is exact.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws the plan of a whole training: memory by class over the cycle, and what each resource did when.
+"""Draws the plan of a whole training: memory by class over the cycle, and when each resource was busy.
 
 The cycle begins with the first forward. Tasks of the device are drawn at the times at which they ran; the host's memory
 is drawn by the share of its rate that copies and steps on the CPU take.

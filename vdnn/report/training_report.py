@@ -16,8 +16,8 @@ _FORM, _VERSION = "vdnn training plan", 1
 
 @dataclass(frozen=True, slots=True)
 class PlacedUnits:
-    """Units that are alike and are placed alike. `names` has the first and how many more there are. Bytes are of all of
-    them together; what is copied is for one step."""
+    """Units that are alike and are placed alike. `names` has the first and how many more there are. Bytes are sums over
+    these units; copied bytes are those of one step."""
 
     names: str
     count: int
@@ -35,7 +35,7 @@ class PlacedUnits:
 
 @dataclass(frozen=True, slots=True)
 class TaskMemory:
-    """The bytes on the device during one task of the cycle: those that it needs, by class, and those on their way."""
+    """The bytes on the device during one task of the cycle: the bytes it needs, by class, and copies in flight."""
 
     task: str
     parameter_bytes: int
@@ -79,8 +79,8 @@ class TrainingReport:
     `computing_ns` is a step that waits for nothing and recomputes nothing, `bound_ns` the certified least of any plan,
     or None. The host issues the step in `issue_ns`; 0 if nothing is known of it. `kept_peak_bytes` is the peak with
     everything on the device. `rehearsed_peak_bytes` is the measured peak of one pass with everything kept, and
-    `cycle_peak_bytes` what the plan's model says of the same. With a `rank`, all bytes and times are those of the rank
-    with the most, but the rehearsed peak and what it is compared with.
+    `cycle_peak_bytes` is the prediction of that peak by the plan's model. With a `rank`, these two peaks are those of
+    one pass without ranks, and all other bytes and times are those of the rank with the most.
     """
 
     model: str
@@ -209,7 +209,7 @@ class TrainingReport:
 
 
 def units_table(units: tuple[PlacedUnits, ...]) -> str:
-    """A table of what lives where, and what crosses the link in one step."""
+    """A table of the places of all units' bytes, and of the bytes that cross the link in one step."""
     header = ("units", "parameters", "gradients", "optimizer state", "activations", "to device", "to host")
     rows = [header]
     for one in units:

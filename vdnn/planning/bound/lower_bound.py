@@ -26,14 +26,14 @@ _VARIABLES = (1_500, 6_000, 30_000)
 _VARIABLES_WITH_RECOMPUTES = (1_500, 5_000)  # with recomputes, as many variables take the solver several times as long
 _WORTH_MORE = 0.1
 _LEAST_ANCHORS = 8
-# The second program is for steps of few gaps, with so many anchors that there are this many integers. The effort is
-# counted in nodes of the search, not seconds: with 500 it certifies more, and takes up to a minute and a half.
+# The second program runs for steps with at most _MOST_GAPS gaps, and gets anchors for at most _MOST_WHOLE integers. Its
+# effort is limited by nodes of the search, not seconds: with 500 it certifies more, and takes up to 90 seconds.
 _MOST_GAPS = 120
 _MOST_GAPS_WITH_RECOMPUTES = 12  # with recomputes it takes as long, and says little more
 _MOST_WHOLE = 1500
 _NODES = 100
-# The third program runs if the plan at hand is so far above the bound and so many storages can be recomputed at most.
-# It stops after the first node: for ResNet-50, a hundred more did not raise its answer.
+# The third program runs if the plan at hand is at least _FAR above the bound and at most _MOST_CHOSEN storages can be
+# recomputed. It stops after the first node: for ResNet-50, a hundred more did not raise its answer.
 _FAR = 0.03
 _MOST_CHOSEN = 400
 _VARIABLES_WITH_WHOLE_RECOMPUTES = 1_800

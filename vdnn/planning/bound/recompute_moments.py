@@ -3,8 +3,8 @@
 A storage is recomputed at its first use, or earlier, when another storage is recomputed from it. While a recompute
 runs, its inputs, its result and its temporary memory are on the device, and the result stays from then on. Everything
 else may be absent. A moment at which even that exceeds the budget is left out, and a storage without moments is not
-recomputed in any plan. What codecs leave, and what several recomputes need together, is not counted, which can only add
-moments.
+recomputed in any plan. The encoded bytes of codecs, and the memory that several recomputes need together, are not
+counted, which can only add moments.
 """
 
 from __future__ import annotations

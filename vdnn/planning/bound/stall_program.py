@@ -13,14 +13,14 @@ and reloaded by then. Both can only grow.
 
 [Note: Whole recomputes] The third program has the rows of the first, and integers for the choice of recomputes only.
 
-[Note: Whole storages] If only so many bytes of the storages that may be absent at an anchor have room, storages larger
-than all of the room are absent, at most one of those larger than half of it is present, and so on. This cuts off parts
-of storages without integers.
+[Note: Whole storages] At an anchor there is limited room for the storages that may be absent. Storages larger than the
+room are absent, at most one storage larger than half of the room is present, and so on. These rows cut off solutions
+with parts of storages, without integers.
 
-[Note: Left out] The relaxation leaves out that the engines share a link, that a copy cannot be interrupted, everything
-between anchors, and that what a codec leaves takes memory. This makes the bound lower, never wrong. Of the memory
-during a recompute, it includes whether there is room for it at all, and that a chain of recomputes stays on the device
-(the second half of this file).
+[Note: Left out] The relaxation ignores that the engines share a link, that a copy cannot be interrupted, that the bytes
+of a codec take memory, and everything between anchors. This makes the bound lower, never wrong. Of the memory during a
+recompute, it includes two facts: whether there is room for the recompute at all, and that a chain of recomputes stays
+on the device (the second half of this file).
 """
 
 from __future__ import annotations
@@ -270,8 +270,7 @@ class StallProgram:
 
 
 def _sum_of_whole(parts: Sequence[int], missing: int) -> int:
-    """The least sum of some parts that is not below the missing bytes: what remains if as much as fits is kept. Only
-    the missing bytes themselves if there are too many sums."""
+    """The least sum of some of the parts that is at least `missing`. If there are too many sums to try, `missing`."""
     room = sum(parts) - missing
     unit = math.gcd(*parts)
     if not parts or room < 0 or room // unit > _MOST_SUMS:

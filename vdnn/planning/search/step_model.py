@@ -1,9 +1,9 @@
 """Makes the native core's models of a step from a Recording. The search for a plan asks them thousands of times.
 
 [Note: Native and Python] A search asks the native forms, which answer with times and bytes only; tests compare them.
-The Python forms that ship make what the search does not: simulate.py the whole Timeline of a plan,
-recomputing.py and gaps.py the Recording and the gaps of a step under a plan. The schedule of a choice of gaps and the
-search are native alone; their references are in tests/planning/reference.
+The Python forms that ship have results that the search does not need: simulate.py makes the whole Timeline of a plan,
+recomputing.py and gaps.py make the Recording and the gaps of a step under a plan. The schedule of a choice of gaps and
+the search are native alone; their references are in tests/planning/reference.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The time that a compiled backward takes for the operations of forward that it runs again.
 
-A chain of fusible operations is one kernel: it reads what comes from outside and writes what others read. A chain that
-ends in a fusible operation of backward becomes a part of that kernel, and costs its reads alone. Everything else costs
-what the roofline says.
+A chain of fusible operations is one kernel: it reads its inputs and writes the results that others read. A chain that
+ends in a fusible operation of backward becomes a part of that kernel, and costs its reads alone. All other operations
+cost their time by the roofline.
 """
 
 from __future__ import annotations

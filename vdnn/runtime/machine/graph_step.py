@@ -1,8 +1,8 @@
-"""The step of a compiled region as a Recording: when its kernels run, and what is saved between forward and backward.
+"""The step of a compiled region as a Recording: the times of its kernels, and the values saved for backward.
 
-Nodes run in the order of the two graphs. The bytes at a point are the inputs and outputs of the region, and what is
-saved and still to be read: what a kernel needs while it runs is not counted. A value can leave if its storage is saved
-through one tensor that covers it, and if it is neither an input nor an output of the region.
+Nodes run in the order of the two graphs. The bytes at a point are the inputs and outputs of the region, and the saved
+values that are still to be read. The memory of a running kernel is not counted. A value can leave if its storage is
+saved through one tensor that covers it, and if it is neither an input nor an output of the region.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NodePlace(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class GraphStep:
     """A region as the planner sees it. `places` has one entry for each point but the last; point `boundary` is between
-    forward and backward. `storages` has one entry for each lifetime. Points also count what cannot leave."""
+    forward and backward. `storages` has one entry for each lifetime. Points also count values that cannot leave."""
 
     recording: Recording
     places: tuple[NodePlace, ...]

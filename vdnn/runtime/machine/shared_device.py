@@ -1,9 +1,9 @@
 """A device in virtual time whose copies and steps on the CPU share the link and the host's memory: streams and events.
 
 A program issues operations to streams, and run() carries them out: each stream in order, each engine one operation at
-a time, waits for events that were recorded before. Where the rates of what runs add up to more than the link or the
-host's memory has, each gets its part, from moment to moment. So a time is known only when everything has been issued,
-unlike that of the virtual machine of plans of activations, whose clock gives a copy its times as it is issued.
+a time, waits for events that were recorded before. If the running operations together ask for more than the rate of the
+link or of the host's memory, each gets its share, from moment to moment. So a time is known only when everything has
+been issued. The virtual machine of activation plans is different: its clock gives a copy its times when it is issued.
 """
 
 from __future__ import annotations
