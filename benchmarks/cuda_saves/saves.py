@@ -8,7 +8,7 @@ choice is torch's.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,27 +42,45 @@ class Save:
         return f"{self.nbytes} bytes as {self.dtype} {list(self.shape)}"
 
 
-def rehearsed_saves(make: Callable[[int], Any], batch: int) -> list[Save]:
-    """The saves as a rehearsal for an H100 has them, each storage once, without parameters, in order."""
+def rehearsed_saves(make: Callable[[int], Any], batch: int, precision: torch.dtype | None = None) -> list[Save]:
+    """The saves as a rehearsal for an H100 has them, each storage once, without parameters, in order. With `precision`
+    the forward pass runs under autocast in that dtype."""
     with VirtualMachine("h100") as machine, stage(machine):
         staged = subject_of(make, batch).make()
         if staged.compute_loss is None:
             raise TypeError("expected a function that returns a model and its inputs, got one with a step of its own")
-        return _saves_of(staged.compute_loss, staged.model)
+        with contextlib.nullcontext() if precision is None else torch.autocast("cuda", precision):
+            return _saves_of(staged.compute_loss, staged.model)
 
 
-def cuda_saves(make: Callable[[int], Any], batch: int) -> list[Save]:
+def cuda_saves(make: Callable[[int], Any], batch: int, precision: torch.dtype | None = None) -> list[Save]:
     """The saves of torch's operations for CUDA, each storage once, without parameters, in order."""
     values = HostValues(device=_CUDA)
-    with FakeTensorMode(), same_random_numbers(), fake_modules_can_be_converted(), gpu_calls(), values:
+    with FakeTensorMode(), same_random_numbers(), fake_modules_can_be_converted(), gpu_calls(casts_here=False), values:
         with _MadeOnTheHost():
             staged = subject_of(make, batch).make()
         if staged.compute_loss is None:
             raise TypeError("expected a function that returns a model and its inputs, got one with a step of its own")
         staged.model.to(_CUDA)
         _move_closed_over(staged.compute_loss, {})
-        with torch.device(_CUDA), _attention():
+        with torch.device(_CUDA), _attention(), _autocast_on_cuda(precision):
             return _saves_of(staged.compute_loss, staged.model)
+
+
+@contextlib.contextmanager
+def _autocast_on_cuda(precision: torch.dtype | None) -> Iterator[None]:
+    """torch.autocast turns itself off where there is no GPU, so this sets what it sets."""
+    if precision is None:
+        yield
+        return
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", precision)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", torch.float16)
+        torch.clear_autocast_cache()
 
 
 class _MadeOnTheHost(TorchFunctionMode):

@@ -99,7 +99,7 @@ def _step_of(case: SavedCase, workload: Workload, device_type: str) -> Callable[
 def predicted(case: SavedCase) -> Recording:
     def make() -> Staged:
         workload = case.make()
-        return Staged(workload.model, _step_of(case, workload, "cpu"), workload.inputs)
+        return Staged(workload.model, _step_of(case, workload, "cuda"), workload.inputs)
 
     return rehearse(Subject(make), load_profile(HARDWARE), min_bytes=case.min_bytes).recording
 

@@ -9,9 +9,11 @@ save something else on the CPU. This mode calls them so that they save what CUDA
                      them on the card (fused_attention.py).
   norms              see norm_statistics.py.
 
+Mixed precision is cast by cuda_autocast.py.
+
 `python -m benchmarks.cuda_saves` compares this with the saves of torch's own CUDA operations. Not translated, and
-therefore not exact: cuDNN's reserve space of recurrent layers and of batch norms in NHWC, autocast's lists, which
-differ between the two, and workspaces, which no recording of tensors contains.
+therefore not exact: cuDNN's reserve space of recurrent layers and of batch norms in NHWC, and workspaces, which no
+recording of tensors contains.
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map_only
+
+from vdnn.runtime.rehearsal.cuda_autocast import is_cast
 
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -43,6 +46,11 @@ def attend(
     """scaled_dot_product_attention as a GPU runs it; `is_ampere` or newer. With data it runs on the CPU, without
     dropout."""
     options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value, attn_mask = tree_map_only(
+            torch.Tensor, lambda one: one.to(dtype) if is_cast(one) else one, (query, key, value, attn_mask)
+        )
     parts = (query, key, value)
     if (
         not all(isinstance(one, FakeTensor) and one.dim() == 4 for one in parts)

@@ -1,8 +1,9 @@
 """Lets a program that names its GPU run in a rehearsal, where CPU tensors without data stand for those of the card.
 
 tensors and modules   `.to("cuda")`, `.cuda()`, `device="cuda"` and `.pin_memory()` leave them where they are.
-mixed precision       `torch.autocast("cuda")` and `GradScaler("cuda")` apply to the CPU tensors. Without this, torch
-                      would turn both off, and a step in mixed precision would be planned as one in float32.
+mixed precision       `torch.autocast("cuda")` and `GradScaler("cuda")` apply to the CPU tensors, and autocast casts as
+                      on CUDA (cuda_autocast.py). Without this, torch would turn both off, and a step in mixed
+                      precision would be planned as one in float32.
 torch.cuda            `synchronize()`, `set_device()` and the like do nothing.
 numpy                 `.numpy()` gives the known values, or the expected ones.
 copies                `copy.deepcopy()` of a model, as for an average of its weights. Torch cannot copy a storage
@@ -22,6 +23,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.overrides import TorchFunctionMode
 
 from vdnn.runtime.recompute.norm_calls import remove_stale_mode
+from vdnn.runtime.rehearsal.cuda_autocast import CudaAutocast
 
 _HERE = "cpu"
 _STAYS = frozenset({torch.Tensor.cuda, torch.Tensor.pin_memory})
@@ -80,14 +82,18 @@ def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def gpu_calls() -> Iterator[None]:
-    """A context in which mixed precision and functions of torch.cuda work without a GPU. Not for several threads."""
+def gpu_calls(*, casts_here: bool = True) -> Iterator[None]:
+    """A context in which mixed precision and functions of torch.cuda work without a GPU. Not for several threads. If
+    not `casts_here`, autocast on CUDA is left alone, for tensors without data that are on CUDA."""
     originals = {name: getattr(torch.cuda, name) for name in (*_QUIET, "current_device")}
     start_autocast, start_scaler = autocast.__init__, GradScaler.__init__
+    casts = CudaAutocast()
 
     def autocast_here(context: autocast, device_type: str, dtype: torch.dtype | None = None, **options: Any) -> None:
-        if device_type == "cuda":
-            device_type, dtype = _HERE, dtype or torch.get_autocast_dtype("cuda")
+        if casts_here:
+            casts.install()
+            if device_type == "cuda":
+                device_type, dtype = _HERE, dtype or torch.get_autocast_dtype("cuda")
         start_autocast(context, device_type, dtype, **options)
 
     def scaler_here(scaler: GradScaler, device: str = "cuda", *arguments: Any, **options: Any) -> None:
@@ -101,6 +107,7 @@ def gpu_calls() -> Iterator[None]:
     try:
         yield
     finally:
+        casts.remove()
         autocast.__init__, GradScaler.__init__ = start_autocast, start_scaler  # type: ignore[method-assign]
         for name, original in originals.items():
             setattr(torch.cuda, name, original)
