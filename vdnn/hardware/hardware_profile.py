@@ -39,6 +39,10 @@ HOST_FIGURES = ("memory_bytes", "memory_bytes_per_s", "step_bytes_per_s", "cores
 # The time of a usual host for what it issues, which a profile has all of or none: see host_figures.py.
 ISSUE_FIGURES = ("operation", "launch", "save", "copy", "recompute")
 
+# What libraries keep for the whole process, which a profile may lack: cuBLAS's workspaces, which torch's allocator
+# counts, and the context of CUDA with the code of its libraries, which it does not.
+LIBRARY_FIGURES = ("cublas_bytes", "context_bytes")
+
 # Figures of the link between cards, which a profile may lack: the rate at which one sends while it receives as much.
 CARD_FIGURES = ("bytes_per_s",)
 
@@ -56,6 +60,7 @@ class HardwareProfile:
     `host` has the figures of a usual host of the card: the `memory_bytes` of it, the rate `memory_bytes_per_s` that its
     memory reaches, and `step_bytes_per_s`, how much of that an optimizer's step on all of its `cores` uses alone.
     `cards` has `bytes_per_s`: the rate at which a card sends to others in collectives and receives as much.
+    `libraries` has the bytes that they keep on the card: `cublas_bytes` and `context_bytes`.
     `issue_ns` has the time in which the host issues an `operation`, a `launch` and so on: see HostFigures.
     """
 
@@ -77,6 +82,7 @@ class HardwareProfile:
     host: Mapping[str, int] = field(default_factory=dict, hash=False)
     cards: Mapping[str, int] = field(default_factory=dict, hash=False)
     issue_ns: Mapping[str, int] = field(default_factory=dict, hash=False)
+    libraries: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for figure in WHOLE_FIGURES:
@@ -93,6 +99,10 @@ class HardwareProfile:
             if figure not in CARD_FIGURES:
                 raise self._refusal("cards", f"figures among {', '.join(CARD_FIGURES)}", repr(figure))
             self._check_whole(f"cards.{figure}", value)
+        for figure, value in self.libraries.items():
+            if figure not in LIBRARY_FIGURES:
+                raise self._refusal("libraries", f"figures among {', '.join(LIBRARY_FIGURES)}", repr(figure))
+            self._check_whole(f"libraries.{figure}", value)
         if self.issue_ns and set(self.issue_ns) != set(ISSUE_FIGURES):
             raise self._refusal("issue_ns", f"all of {', '.join(ISSUE_FIGURES)}, or none", ", ".join(self.issue_ns))
         for figure, value in self.issue_ns.items():
@@ -113,7 +123,8 @@ class HardwareProfile:
         of_host = (f"host.{figure}" for figure in self.host)
         of_cards = (f"cards.{figure}" for figure in self.cards)
         issued = (f"issue_ns.{figure}" for figure in self.issue_ns)
-        return (*WHOLE_FIGURES, *FRACTIONS, *peaks, *by_class, *of_host, *of_cards, *issued)
+        kept = (f"libraries.{figure}" for figure in self.libraries)
+        return (*WHOLE_FIGURES, *FRACTIONS, *peaks, *by_class, *of_host, *of_cards, *issued, *kept)
 
     def source_of(self, figure: str) -> str:
         """The source of `figure`, as in source_of("memory_bytes") or source_of("flop_per_s.float32")."""

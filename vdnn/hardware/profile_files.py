@@ -81,14 +81,16 @@ def _profile(path: Path, content: dict[str, Any]) -> HardwareProfile:
     peaks = figures.get("flop_per_s")
     if not isinstance(peaks, dict):
         raise _refusal(path, "flop_per_s", "an object of figures by dtype", repr(peaks))
-    unknown = sorted(set(figures) - {"flop_per_s", "host", "cards", "issue_ns", *WHOLE_FIGURES, *FRACTIONS, *BY_CLASS})
+    unknown = sorted(
+        set(figures) - {"flop_per_s", "host", "cards", "issue_ns", "libraries", *WHOLE_FIGURES, *FRACTIONS, *BY_CLASS}
+    )
     if unknown:
         raise _refusal(path, "figures", "only figures that a profile has", ", ".join(unknown))
     sources: dict[str, str] = {}
     values: dict[str, Any] = {}
     for name in (*WHOLE_FIGURES, *FRACTIONS):
         values[name] = _figure(path, name, figures.get(name), sources)
-    for name in (*BY_CLASS, "host", "cards", "issue_ns"):
+    for name in (*BY_CLASS, "host", "cards", "issue_ns", "libraries"):
         values[name] = _figures_by_class(path, name, figures.get(name, {}), sources)
     flop_per_s = {dtype: _figure(path, f"flop_per_s.{dtype}", peak, sources) for dtype, peak in peaks.items()}
     return HardwareProfile(

@@ -19,13 +19,35 @@ _STAND_INS_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
+class LibraryMemory:
+    """What libraries take on the card. `workspace_bytes` is the upper figure of the largest workspace, and `workspace`
+    names it; it and `cublas_bytes` are part of all peaks. `context_bytes` is what CUDA takes beside the budget. A zero
+    is not known, or there is none."""
+
+    workspace_bytes: int
+    workspace: str
+    cublas_bytes: int
+    context_bytes: int
+
+    def __str__(self) -> str:
+        parts = []
+        if self.workspace_bytes:
+            parts.append(f"peaks include workspaces, the largest up to {self.workspace}")
+        if self.cublas_bytes:
+            parts.append(f"{'' if parts else 'peaks include '}{format_bytes(self.cublas_bytes)} that cuBLAS keeps")
+        if self.context_bytes:
+            parts.append(f"CUDA's context takes up to {format_bytes(self.context_bytes)} beside the budget")
+        return f"libraries: {'; '.join(parts)}" if parts else ""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanReport:
     """The result of planning one step.
 
     `executed` is the same step run under the plan, in virtual time or on a device; in virtual time it is that of the
     device alone, whose operations no host has to issue. `advice` is what a user should know about this plan, if there
     is anything. `storages` has the reasons for the actions of the largest storages. `stand_ins` names each answer that
-    the rehearsed step got in place of a value that depends on data.
+    the rehearsed step got in place of a value that depends on data. `libraries` is the memory of libraries.
     """
 
     model: str
@@ -37,6 +59,7 @@ class PlanReport:
     advice: str | None = None
     storages: tuple[StorageChoice, ...] = ()
     stand_ins: tuple[str, ...] = ()
+    libraries: LibraryMemory = LibraryMemory(0, "", 0, 0)
 
     @property
     def shown(self) -> Timeline:
@@ -62,6 +85,7 @@ class PlanReport:
             "policy": planned.plan.policy,
             "plan_seconds": round(planned.plan_seconds, 3),
             "memory": asdict(self.memory),
+            "libraries": asdict(self.libraries),
             "predicted": {
                 "baseline_ns": planned.recording.kept_ns,
                 "step_ns": planned.timeline.step_ns,
@@ -116,6 +140,8 @@ class PlanReport:
                 f"step {_ms(self.executed.step_ns)}, "
                 f"peak {format_bytes(self.executed.peak_bytes)}"
             )
+        if str(self.libraries):
+            lines.append(f"  {self.libraries}")
         if self.advice is not None:
             lines.append(f"  note: {self.advice}")
         if self.stand_ins:

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.slow
 UNET = "benchmarks.models:unet"
 PERCEPTRON = "tests.runtime.rehearsal.programs:perceptron"
 KEYS = {
-    *("model", "batch", "hardware", "backend", "budget_bytes", "policy", "plan_seconds", "memory", "predicted"),
-    *("executed", "actions"),
+    *("model", "batch", "hardware", "backend", "budget_bytes", "policy", "plan_seconds", "memory", "libraries"),
+    *("predicted", "executed", "actions"),
 }
 
 

@@ -1,7 +1,7 @@
 """Counts the bytes of all live storages exactly, by a dispatch mode that keeps a weak reference to each.
 
 Counts the bytes that programs ask for (torch.cuda calls them requested bytes), not the sizes that an allocator rounds
-up to, and not the workspaces that kernels allocate for themselves. Holds no storage. Works on fake tensors too, so
+up to. The workspaces of libraries count only where a caller names them. Holds no storage. Works on fake tensors too, so
 that the memory of a step that fits no machine can be counted.
 """
 
@@ -97,6 +97,19 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def reset_peak(self) -> None:
         self.peak_bytes = self._mark_peak_bytes = self.live_bytes
+
+    def took(self, nbytes: int) -> None:
+        """So much more was allocated for a moment, beside what is alive now."""
+        with self._lock:
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes + nbytes)
+            self._mark_peak_bytes = max(self._mark_peak_bytes, self.live_bytes + nbytes)
+            if self.on_growth is not None:
+                self.on_growth(self.live_bytes + nbytes)
+
+    def hold(self, nbytes: int) -> None:
+        """Counts so much from now on, which a library keeps for the whole process."""
+        with self._lock:
+            self._count(nbytes)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

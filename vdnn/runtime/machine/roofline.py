@@ -57,6 +57,11 @@ def operation_ns(profile: HardwareProfile, func: Any, args: tuple[Any, ...], kwa
     return round(max(traffic_ns, arithmetic_ns) + converting_ns) + fill_ns + profile.kernel_launch_ns
 
 
+def runs_on_tensor_cores(profile: HardwareProfile, name: str, args: tuple[Any, ...]) -> bool:
+    """Does the operation of this name multiply on tensor cores, with these arguments?"""
+    return _dtype_of(profile, name, [one for one in args if isinstance(one, torch.Tensor)]) in _TENSOR_CORES
+
+
 def _converting_ns(profile: HardwareProfile, name: str, args: tuple[Any, ...], out: Any) -> float:
     """The time in which the maps of a convolution are read and written in another layout, in kernels of their own."""
     reached = profile.efficiency.get(LAYOUT_CONVERSION)

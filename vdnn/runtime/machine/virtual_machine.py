@@ -27,13 +27,15 @@ from vdnn.hardware import HardwareProfile, HostFigures, load_profile
 from vdnn.runtime.machine.allocation_tracker import AllocationTracker
 from vdnn.runtime.machine.roofline import operation_ns
 from vdnn.runtime.machine.tensor_device import TensorDevice
+from vdnn.runtime.machine.workspaces import Workspace, workspace_of
 
 
 class VirtualMachine(TensorDevice):
     """A context manager: make the model and its inputs inside, and train. For one thread only.
 
     With `host`, the machine also counts the time in which the host issues the operations. That does not delay the
-    device: a step whose host runs ahead takes the longer of both times."""
+    device: a step whose host runs ahead takes the longer of both times. With `workspaces`, it counts what libraries
+    allocate: workspaces.py has the upper figures, of which the machine keeps the largest."""
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class VirtualMachine(TensorDevice):
         *,
         fake: bool = True,
         host: HostFigures | None = None,
+        workspaces: bool = False,
         schedule: _C.Schedule = _C.Schedule.EAGER,
         seed: int = 0,
     ) -> None:
@@ -64,6 +67,8 @@ class VirtualMachine(TensorDevice):
         self.tracker = AllocationTracker()
         self.operations = 0
         self.host = host
+        self.counts_workspaces = workspaces
+        self.largest_workspace: Workspace | None = None
         self.issued_ns = 0  # the time in which the host issued all operations so far, those of trials included
         self.aside_ns: int | None = None  # in a trial, the time of its operations, which do not advance the clock
         self._entered: contextlib.ExitStack | None = None
@@ -75,6 +80,8 @@ class VirtualMachine(TensorDevice):
             if self.fake:
                 stack.enter_context(FakeTensorMode())
             stack.enter_context(self.tracker)
+            if self.counts_workspaces:
+                self.tracker.hold(self.profile.libraries.get("cublas_bytes", 0))
             self.tracker.on_operation = self._advance  # only while entered: a machine that is left is freed at once
             self._entered = stack.pop_all()
         return self
@@ -91,6 +98,8 @@ class VirtualMachine(TensorDevice):
 
     def _advance(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         duration_ns = operation_ns(self.profile, func, args, kwargs, out)
+        if self.counts_workspaces and self.aside_ns is None:
+            self._work(workspace_of(self.profile, func, args, out))
         if self.host is not None:
             self.issued_ns += self.host.operation_ns + (self.host.launch_ns if duration_ns else 0)
         if self.aside_ns is not None:
@@ -98,6 +107,12 @@ class VirtualMachine(TensorDevice):
         elif duration_ns:
             self.operations += 1
             self.device.advance(self._compute, duration_ns)
+
+    def _work(self, workspace: Workspace | None) -> None:
+        if workspace is not None:
+            self.tracker.took(workspace.nbytes)
+            if self.largest_workspace is None or workspace.nbytes > self.largest_workspace.nbytes:
+                self.largest_workspace = workspace
 
     def current_stream(self) -> _C.Stream:
         return self._compute

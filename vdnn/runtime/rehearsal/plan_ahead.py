@@ -21,7 +21,8 @@ from vdnn.planning.memory_kinds import memory_kinds
 from vdnn.planning.planned_step import PlannedStep, note_on, plan_step
 from vdnn.planning.policies import PlanPolicy
 from vdnn.planning.second_best import explain
-from vdnn.report.plan_report import PlanReport
+from vdnn.report.plan_report import LibraryMemory, PlanReport
+from vdnn.runtime.machine.workspaces import Workspace
 from vdnn.runtime.rehearsal.host_probe import host_of
 from vdnn.runtime.rehearsal.rehearsal import Rehearsal, Subject, rehearse, subject_of
 
@@ -118,7 +119,21 @@ def compare(
         stand_ins = tuple(map(str, rehearsal.stand_ins))
         reports.append(
             PlanReport(
-                name, batch, profile.name, planned, memory, executed, note_on(planned, costs), storages, stand_ins
+                name,
+                batch,
+                profile.name,
+                planned,
+                memory,
+                executed,
+                note_on(planned, costs),
+                storages,
+                stand_ins,
+                LibraryMemory(
+                    0 if rehearsal.workspace is None else rehearsal.workspace.nbytes,
+                    str(rehearsal.workspace or ""),
+                    profile.libraries.get("cublas_bytes", 0),
+                    profile.libraries.get("context_bytes", 0),
+                ),
             )
         )
     return reports
@@ -135,7 +150,14 @@ def _planned(
         raise BudgetError(
             budget_bytes=refused.budget_bytes,
             least_bytes=refused.least_bytes,
-            where=refused.where,
+            where=_with_workspace(refused, rehearsal.workspace),
             resident_bytes=refused.resident_bytes,
             way_out=smaller_state(_STATE, state_bytes, budget_bytes, refused.least_bytes) or refused.way_out,
         ) from None
+
+
+def _with_workspace(refused: BudgetError, workspace: Workspace | None) -> str:
+    """The place of the peak, with the largest workspace if the step might meet the budget without it."""
+    if workspace is None or refused.least_bytes - workspace.nbytes > refused.budget_bytes:
+        return refused.where
+    return f"{refused.where} (with workspaces of libraries, the largest up to {workspace})"

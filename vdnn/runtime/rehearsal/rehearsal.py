@@ -17,6 +17,7 @@ from vdnn.errors import VdnnError
 from vdnn.hardware import HardwareProfile, HostFigures
 from vdnn.planning.host_costs import with_session
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.machine.workspaces import Workspace
 from vdnn.runtime.rehearsal.cuda_shaped import BACKEND
 from vdnn.runtime.rehearsal.stage import stage
 from vdnn.runtime.rehearsal.stand_ins import StandIn
@@ -40,7 +41,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
     """The results of a rehearsal. `timeline` is that of the step under the plan, or None without a plan. `stand_ins`
-    are the answers that the step got for values which depend on data."""
+    are the answers that the step got for values which depend on data. `workspace` is the largest of a library."""
 
     recording: Recording
     parameter_bytes: int
@@ -48,6 +49,7 @@ class Rehearsal:
     optimizer_bytes: int
     timeline: Timeline | None
     stand_ins: tuple[StandIn, ...] = ()
+    workspace: Workspace | None = None
 
 
 def rehearse(
@@ -66,7 +68,7 @@ def rehearse(
     """
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer: expected one of {', '.join(map(repr, OPTIMIZERS))}, got {optimizer!r}.")
-    with VirtualMachine(hardware, host=host) as machine, stage(machine) as values:
+    with VirtualMachine(hardware, host=host, workspaces=True) as machine, stage(machine) as values:
         staged = subject.make()
         model, step = staged.model, staged.step
         machine.tracker.track([model, *held_by(staged)])
@@ -105,6 +107,7 @@ def rehearse(
         optimizer_bytes,
         None if plan is None else timeline,
         values.stand_ins.given,
+        machine.largest_workspace,
     )
 
 
