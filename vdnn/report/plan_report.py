@@ -20,7 +20,7 @@ _STAND_INS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class LibraryMemory:
-    """What libraries take on the card. `workspace_bytes` is the upper figure of the largest workspace, and `workspace`
+    """The memory of libraries on the card. `workspace_bytes` is the upper figure of the largest workspace, and `workspace`
     names it; it and `cublas_bytes` are part of all peaks. `context_bytes` is what CUDA takes beside the budget. A zero
     is not known, or there is none."""
 

@@ -69,7 +69,7 @@ class CudaAutocast:
         """Installs the casts if they are not installed."""
         if self._library is not None:
             return
-        self._library = torch.library.Library("aten", "IMPL")
+        self._library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that kernels are replaced
             for name, kernel in self._kernels().items():
