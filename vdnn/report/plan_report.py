@@ -16,18 +16,40 @@ from vdnn.step.plan import Action
 from vdnn.step.timeline import Timeline, Track
 
 _STAND_INS_SHOWN = 5
+# Two networks under three budgets on an H200 reserved 0 to 9 % more: tests/runtime/rehearsal/test_reserved.py.
+RESERVED_MORE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryMemory:
-    """The memory of libraries on the card. `workspace_bytes` is the upper figure of the largest workspace, and `workspace`
+    """The memory of libraries on the card. `workspace_bytes` is the upper figure of the largest workspace, `workspace`
     names it; it and `cublas_bytes` are part of all peaks. `context_bytes` is what CUDA takes beside the budget. A zero
-    is not known, or there is none."""
+    is not known, or there is none. Torch's allocator reserves `reserved_bytes` in a run under the plan, and
+    `reserved_expandable_bytes` with expandable segments; both are None without a run."""
 
     workspace_bytes: int
     workspace: str
     cublas_bytes: int
     context_bytes: int
+    reserved_bytes: int | None = None
+    reserved_expandable_bytes: int | None = None
+    card_bytes: int | None = None
+
+    @property
+    def reservation(self) -> str:
+        """The memory that torch reserves, and a warning if the card has less. Empty if it is not known."""
+        fixed, expandable, card = self.reserved_bytes, self.reserved_expandable_bytes, self.card_bytes
+        if fixed is None or expandable is None:
+            return ""
+        said = (
+            f"torch reserves {format_bytes(fixed)} for the run, {format_bytes(expandable)} with expandable segments; "
+            f"on a card it reserved up to {RESERVED_MORE:.0%} more than such a replay"
+        )
+        if card is None or (1 + RESERVED_MORE) * fixed + self.context_bytes <= card:
+            return said
+        room = (1 + RESERVED_MORE) * expandable + self.context_bytes <= card
+        way_out = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" if room else "a smaller budget leaves room"
+        return f"{said}. WARNING: the card has {format_bytes(card)}, and may run out of memory: {way_out}"
 
     def __str__(self) -> str:
         parts = []
@@ -142,6 +164,8 @@ class PlanReport:
             )
         if str(self.libraries):
             lines.append(f"  {self.libraries}")
+        if self.libraries.reservation:
+            lines.append(f"  {self.libraries.reservation}")
         if self.advice is not None:
             lines.append(f"  note: {self.advice}")
         if self.stand_ins:

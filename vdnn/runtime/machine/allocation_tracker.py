@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from vdnn.runtime.machine.caching_allocator import CachingAllocator
 from vdnn.runtime.torch_internals import forks
 
 Operation = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
@@ -49,6 +50,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self._mark_peak_bytes = 0
         self.on_growth: Callable[[int], None] | None = None  # called with live_bytes whenever they have grown
+        self.allocators: tuple[CachingAllocator, ...] = ()  # replay what is counted from here on
+        self.replays = True  # but nothing that is allocated while this is false
 
     def __enter__(self) -> AllocationTracker:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -68,6 +71,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known = self._known.get(storage._cdata)
             if known is not None and known[0]() is storage:
                 self._known[storage._cdata] = (known[0], storage.nbytes())
+                self._replay(storage._cdata, True, storage.nbytes())
                 self._count(storage.nbytes() - known[1])
 
     def track(self, tree: Any) -> None:
@@ -101,6 +105,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def took(self, nbytes: int) -> None:
         """So much more was allocated for a moment, beside what is alive now."""
         with self._lock:
+            self._replay("workspace", False, nbytes)
+            self._replay("workspace", True, 0)
             self.peak_bytes = max(self.peak_bytes, self.live_bytes + nbytes)
             self._mark_peak_bytes = max(self._mark_peak_bytes, self.live_bytes + nbytes)
             if self.on_growth is not None:
@@ -109,6 +115,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def hold(self, nbytes: int) -> None:
         """Counts so much from now on, which a library keeps for the whole process."""
         with self._lock:
+            self._replay(("held", self.live_bytes), False, nbytes)
             self._count(nbytes)
 
     def __torch_dispatch__(
@@ -151,12 +158,15 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if known[1] == nbytes:
                     return
                 self._known[key] = (known[0], nbytes)  # resized by an operation
+                self._replay(key, True, nbytes)
                 self._count(nbytes - known[1])
                 return
             if known is not None:  # the address was reused before the callback of the old storage ran
+                self._replay(key, True, 0)
                 self._count(-known[1])
             # torch keeps the Python wrapper of a storage alive as long as the native storage.
             self._known[key] = (weakref.ref(storage, lambda reference: self._forget(key, reference)), nbytes)
+            self._replay(key, False, nbytes)
             self._count(nbytes)
 
     def _forget(self, key: int, reference: weakref.ref[torch.UntypedStorage]) -> None:
@@ -164,7 +174,15 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known = self._known.get(key)
             if known is not None and known[0] is reference:
                 del self._known[key]
+                self._replay(key, True, 0)
                 self._count(-known[1])
+
+    def _replay(self, key: object, was_known: bool, nbytes: int) -> None:
+        for allocator in self.allocators:
+            if was_known:
+                allocator.free(key)
+            if self.replays:
+                allocator.allocate(key, nbytes)
 
     def _count(self, more_bytes: int) -> None:
         self.live_bytes += more_bytes

@@ -177,11 +177,13 @@ class VirtualGauges(Gauges):
         tracker = self._tracker
         peak_bytes, tracker.peak_bytes = tracker.peak_bytes, tracker.live_bytes
         self._machine.aside_ns = 0
+        tracker.replays = False  # steps are planned as they are when all trials are over
         try:
             with super().unnoticed():
                 yield
         finally:
             self._machine.aside_ns = None
+            tracker.replays = True
             if not self._machine.fake:
                 self._trial_peak_bytes = max(self._trial_peak_bytes, tracker.peak_bytes)
                 peak_bytes = max(peak_bytes, tracker.peak_bytes)

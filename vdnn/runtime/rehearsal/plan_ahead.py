@@ -111,10 +111,10 @@ def compare(
     for planner in planners:
         on_progress(f"{'planning and certifying' if certify else 'planning'}: {planner.name}")
         planned = _planned(rehearsal, costs, budget_bytes, planner, certify=certify)
-        executed = None
+        run = None
         if runs:
             on_progress(f"running under the plan: {planner.name}")
-            executed = rehearse(subject, profile, plan=planned.plan, optimizer=optimizer, min_bytes=min_bytes).timeline
+            run = rehearse(subject, profile, plan=planned.plan, optimizer=optimizer, min_bytes=min_bytes)
         storages = explain(planned, costs, explains) if explains else ()
         stand_ins = tuple(map(str, rehearsal.stand_ins))
         reports.append(
@@ -124,19 +124,27 @@ def compare(
                 profile.name,
                 planned,
                 memory,
-                executed,
+                None if run is None else run.timeline,
                 note_on(planned, costs),
                 storages,
                 stand_ins,
-                LibraryMemory(
-                    0 if rehearsal.workspace is None else rehearsal.workspace.nbytes,
-                    str(rehearsal.workspace or ""),
-                    profile.libraries.get("cublas_bytes", 0),
-                    profile.libraries.get("context_bytes", 0),
-                ),
+                _libraries(profile, rehearsal, run),
             )
         )
     return reports
+
+
+def _libraries(profile: HardwareProfile, rehearsal: Rehearsal, run: Rehearsal | None) -> LibraryMemory:
+    reserved = None if run is None else run.reserved
+    return LibraryMemory(
+        0 if rehearsal.workspace is None else rehearsal.workspace.nbytes,
+        str(rehearsal.workspace or ""),
+        profile.libraries.get("cublas_bytes", 0),
+        profile.libraries.get("context_bytes", 0),
+        None if reserved is None else reserved.in_segments,
+        None if reserved is None else reserved.in_expandable_segments,
+        profile.memory_bytes,
+    )
 
 
 def _planned(

@@ -1,7 +1,8 @@
 """Rehearses a step without data and without a device: records what a model saves and computes on a given card.
 
 The first step warms up. The second is recorded while everything that may move is offloaded, or runs under a plan if one
-is given: its timeline then shows whether the plan's prediction holds. subjects.py has what can be rehearsed.
+is given, and a third too: its timeline then shows whether the plan's prediction holds. subjects.py has what can be
+rehearsed.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from vdnn.errors import VdnnError
 from vdnn.hardware import HardwareProfile, HostFigures
 from vdnn.planning.host_costs import with_session
+from vdnn.runtime.machine.caching_allocator import CachingAllocator
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.machine.workspaces import Workspace
 from vdnn.runtime.rehearsal.cuda_shaped import BACKEND
@@ -38,10 +40,18 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+class Reserved(NamedTuple):
+    """The bytes that torch reserves at most in a step, in segments of fixed sizes and in expandable ones."""
+
+    in_segments: int
+    in_expandable_segments: int
+
+
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
     """The results of a rehearsal. `timeline` is that of the step under the plan, or None without a plan. `stand_ins`
-    are the answers that the step got for values which depend on data. `workspace` is the largest of a library."""
+    are the answers that the step got for values which depend on data. `workspace` is the largest of a library.
+    `reserved` is the memory that torch's allocator needs for the step under the plan, or None without a plan."""
 
     recording: Recording
     parameter_bytes: int
@@ -50,6 +60,7 @@ class Rehearsal:
     timeline: Timeline | None
     stand_ins: tuple[StandIn, ...] = ()
     workspace: Workspace | None = None
+    reserved: Reserved | None = None
 
 
 def rehearse(
@@ -61,14 +72,18 @@ def rehearse(
     optimizer: str | None = None,
     min_bytes: int | str = "1MiB",
 ) -> Rehearsal:
-    """Runs a warm-up step and a second step of `subject` on a virtual machine, the second under `plan` if one is given.
+    """Runs a warm-up step and a second step of `subject` on a virtual machine. If a plan is given, the second step and
+    a third run under it.
 
     With `optimizer`, its step is part of each, and its state exists before the second step. With `host`, the recording
     has the time in which the host issues the step in a session; a program that asked for values waits for the device.
     """
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer: expected one of {', '.join(map(repr, OPTIMIZERS))}, got {optimizer!r}.")
-    with VirtualMachine(hardware, host=host, workspaces=True) as machine, stage(machine) as values:
+    machine = VirtualMachine(hardware, host=host, workspaces=True)
+    if plan is not None:
+        machine.tracker.allocators = (CachingAllocator(), CachingAllocator(expandable=True))
+    with machine, stage(machine) as values:
         staged = subject.make()
         model, step = staged.model, staged.step
         machine.tracker.track([model, *held_by(staged)])
@@ -79,7 +94,11 @@ def rehearse(
             updates = OPTIMIZERS[optimizer](model.parameters())
         policy = "vdnn-all" if plan is None else "auto"
         with offload(policy, plan=plan, device=machine, measure=True, warmup_steps=1, min_bytes=min_bytes) as session:
-            for _ in range(2):
+            # A second step under the plan shows what stays reserved between two.
+            for turn in range(2 if plan is None else 3):
+                for allocator in machine.tracker.allocators if turn == 1 else ():
+                    allocator.empty_cache()  # the first step has no plan: what it reserved is not needed
+                    allocator.reset_peak()
                 values.stand_ins.begin_step()
                 saves_before = session.counters.saves
                 step()
@@ -108,6 +127,7 @@ def rehearse(
         None if plan is None else timeline,
         values.stand_ins.given,
         machine.largest_workspace,
+        None if plan is None else Reserved(*(one.peak_reserved_bytes for one in machine.tracker.allocators)),
     )
 
 
