@@ -68,7 +68,8 @@ def rehearse(
     """Rehearse the step with `change`. The same step and change give the same numbers on any machine."""
     batch = change.batch or training.batch
     known, scale = host_reads or HostReads(), batch / change.micro_batches / training.batch
-    with _tf32(change), torch.autograd.set_detect_anomaly(False), VirtualMachine(profile) as machine, stage(machine):
+    machine = VirtualMachine(profile, workspaces=True)
+    with _tf32(change), torch.autograd.set_detect_anomaly(False), machine, stage(machine):
         parts = training.parts(batch // change.micro_batches)
         blocks = _apply(change, parts)
         state = [] if parts.optimizer is None else list(parts.optimizer.state.values())

@@ -69,7 +69,7 @@ def rehearse_training(
     """
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer: expected one of {', '.join(map(repr, OPTIMIZERS))}, got {optimizer!r}.")
-    with VirtualMachine(profile, host=host) as machine, stage(machine) as values:
+    with VirtualMachine(profile, host=host, workspaces=True) as machine, stage(machine) as values:
         staged = subject.make()
         machine.tracker.track([staged.model, *held_by(staged)])
         own = optimizers_of(staged)
