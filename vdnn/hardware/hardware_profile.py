@@ -1,8 +1,9 @@
 """HardwareProfile: the figures of one card and its link to the host, each with its source.
 
 Peaks are the vendor's figures for dense operations; the rates of the link are those that copies reach. This module
-refuses a figure that is not a number above zero, a figure without a source, and a link that is slower in both
-directions at once than in one, so that code that reads a profile need not check again. profile_files.py reads profiles
+refuses a figure that is not a number above zero, a figure without a source, and figures that cannot be true together,
+such as a link that is slower in both directions at once than in one, so that code that reads a profile need not check
+again. profile_files.py reads profiles
 from files.
 """
 
@@ -114,6 +115,7 @@ class HardwareProfile:
         if self.duplex_bytes_per_s < fastest:
             expected = f"at least {fastest}, the rate of the faster direction alone"
             raise self._refusal("duplex_bytes_per_s", expected, str(self.duplex_bytes_per_s))
+        self._check_possible(fastest)
 
     @property
     def figure_names(self) -> tuple[str, ...]:
@@ -165,6 +167,27 @@ class HardwareProfile:
         if name not in classes or dtype not in self.flop_per_s:
             expected = f"a class and a dtype of flop_per_s, as in {classes[-1]}.float32, of {', '.join(classes)}"
             raise self._refusal(figure, expected, repr(key))
+
+    def _check_possible(self, fastest: int) -> None:
+        both = self.to_host_bytes_per_s + self.to_device_bytes_per_s
+        if self.duplex_bytes_per_s > both:
+            expected = f"at most {both}, both directions together"
+            raise self._refusal("duplex_bytes_per_s", expected, str(self.duplex_bytes_per_s))
+        if self.memory_bytes_per_s < fastest:
+            expected = f"at least {fastest}, the rate of the link"
+            raise self._refusal("memory_bytes_per_s", expected, str(self.memory_bytes_per_s))
+        single, double = self.flop_per_s["float32"], self.flop_per_s.get("float64", 0)
+        if double > single:
+            raise self._refusal("flop_per_s.float64", f"at most {single}, the rate of float32", str(double))
+        step, reached = self.host.get("step_bytes_per_s", 0), self.host.get("memory_bytes_per_s")
+        if reached is not None and step > reached:
+            raise self._refusal(
+                "host.step_bytes_per_s", f"at most {reached}, what the host's memory reaches", str(step)
+            )
+        for figure, nbytes in self.libraries.items():
+            if nbytes >= self.memory_bytes:
+                expected = f"less than {self.memory_bytes}, the card's memory"
+                raise self._refusal(f"libraries.{figure}", expected, str(nbytes))
 
     def _check_whole(self, figure: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:

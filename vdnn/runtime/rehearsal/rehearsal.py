@@ -108,7 +108,8 @@ def rehearse(
                         updates.step()
                 session.step()
                 model.zero_grad(set_to_none=True)
-        recording, timeline = session.recording, session.timeline
+                if turn == 1:
+                    recording, timeline = session.recording, session.timeline
         saves = session.counters.saves - saves_before
         session.close()
         optimizer_bytes = sum(_state_bytes(one) for one in {updates, *optimizers_of(staged)} if one is not None)
