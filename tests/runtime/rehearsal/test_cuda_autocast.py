@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import vdnn
+from vdnn.errors import VdnnError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal import cuda_autocast
 from vdnn.runtime.rehearsal.gpu_calls import gpu_calls
@@ -152,3 +154,30 @@ def test_the_autocast_of_a_cpu_is_its_own_again_after_a_rehearsal() -> None:
     with gpu_calls():
         assert dtypes() == [torch.float32] * 3
     assert dtypes() == before == [torch.bfloat16, torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("by", ["autocast", "the model"])
+def test_bfloat16_is_refused_for_a_card_that_does_not_compute_in_it(by: str) -> None:
+    def step(batch: int) -> Any:
+        model, data = nn.Linear(64, 64), torch.empty(batch, 64)
+        if by == "the model":
+            return model.to(torch.bfloat16), data.to(torch.bfloat16)
+
+        def loss(out: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cuda", torch.bfloat16):
+                return (out @ torch.empty(64, 64, requires_grad=True)).sum()
+
+        return model, data, loss
+
+    for card in ("t4", "v100-16"):
+        with pytest.raises(VdnnError) as refused:
+            vdnn.plan(step, 8192, hardware=card)
+        assert f"{card} does not compute in bfloat16, which the step asks for: use float16" in str(refused.value)
+    assert vdnn.plan(step, 8192, hardware="a10g").hardware == "a10g"
+
+
+def test_float16_is_planned_for_a_t4() -> None:
+    def step(batch: int) -> Any:
+        return nn.Linear(64, 64).to(torch.float16), torch.empty(batch, 64, dtype=torch.float16)
+
+    assert vdnn.plan(step, 8192, hardware="t4").hardware == "t4"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vdnn.errors import BudgetError
+from vdnn.errors import BudgetError, VdnnError
 from vdnn.hardware import HardwareProfile, load_profile
 from vdnn.planning.budget import bytes_without_budget, parse_budget
 from vdnn.planning.catalogue import make_planner
@@ -25,6 +25,7 @@ from vdnn.report.plan_report import LibraryMemory, PlanReport
 from vdnn.runtime.machine.workspaces import Workspace
 from vdnn.runtime.rehearsal.host_probe import host_of
 from vdnn.runtime.rehearsal.rehearsal import Rehearsal, Subject, rehearse, subject_of
+from vdnn.step.recording import Recording
 
 _STATE = "Parameters, gradients and optimizer state"
 
@@ -98,6 +99,7 @@ def compare(
     on_progress("rehearsing the step")
     rehearsal = rehearse(subject, profile, host=host, optimizer=optimizer, min_bytes=min_bytes)
     recording, costs = rehearsal.recording, profile_costs(profile, host)
+    _require_bfloat16(profile, recording)
     budget_bytes = bytes_without_budget(profile.memory_bytes)
     if wanted is not None:
         budget_bytes = wanted.bytes_for(profile.memory_bytes, least_bytes(recording))
@@ -132,6 +134,17 @@ def compare(
             )
         )
     return reports
+
+
+def _require_bfloat16(profile: HardwareProfile, recording: Recording) -> None:
+    """Raises VdnnError if the step saves bfloat16 and the card does not compute in it. Cards do since Ampere."""
+    if "bfloat16" not in profile.flop_per_s and any(
+        point.key is not None and point.key.dtype == "bfloat16" for point in recording.points
+    ):
+        raise VdnnError(
+            f"plan: {profile.name} does not compute in bfloat16, which the step asks for: use float16 or float32, or "
+            "plan for a card of Ampere or newer."
+        )
 
 
 def _libraries(profile: HardwareProfile, rehearsal: Rehearsal, run: Rehearsal | None) -> LibraryMemory:
