@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -17,7 +19,8 @@ from vdnn.hardware import load_profile
 
 pytestmark = pytest.mark.slow
 
-H100 = load_profile("h100")
+# A card of which libraries keep nothing: the steps here are smaller than what they keep.
+H100 = replace(load_profile("h100"), libraries={})
 ROWS = 4096
 MAKES_IT_FIT = (Kind.LARGEST_BATCH, Kind.OFFLOAD, Kind.CHECKPOINTING, Kind.ACCUMULATION)
 
