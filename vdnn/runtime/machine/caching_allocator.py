@@ -33,16 +33,16 @@ _ROUND_OWN_SEGMENT = 2 << 20
 
 
 @dataclass(slots=True, eq=False)
-class _Block:
-    """A stretch of a segment, with its neighbours. The last block of an expandable segment can grow."""
+class _Stretch:
+    """A block: a stretch of a segment, with its neighbours. The last block of an expandable segment can grow."""
 
     start: int
     nbytes: int
     pool: _Pool
     is_free: bool = True
     unmapped: int = 0  # bytes that were returned to CUDA: of a free block of an expandable segment
-    before: _Block | None = None
-    after: _Block | None = None
+    before: _Stretch | None = None
+    after: _Stretch | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -50,17 +50,17 @@ class _Pool:
     """The free blocks of one stream and one kind of segments, by size and then by address."""
 
     is_small: bool
-    free: list[tuple[int, int, _Block]] = field(default_factory=list)
-    last: _Block | None = None  # of the expandable segment
+    free: list[tuple[int, int, _Stretch]] = field(default_factory=list)
+    last: _Stretch | None = None  # of the expandable segment
 
     @property
     def granule(self) -> int:
         return _SMALL_SEGMENT if self.is_small else _LARGE_SEGMENT
 
-    def add(self, block: _Block) -> None:
+    def add(self, block: _Stretch) -> None:
         bisect.insort(self.free, (block.nbytes, block.start, block))
 
-    def remove(self, block: _Block) -> None:
+    def remove(self, block: _Stretch) -> None:
         del self.free[bisect.bisect_left(self.free, (block.nbytes, block.start))]
 
 
@@ -74,7 +74,7 @@ class CachingAllocator:
         self._expandable = expandable
         self._limit_bytes = limit_bytes
         self._pools: dict[tuple[int, bool], _Pool] = {}
-        self._blocks: dict[object, _Block] = {}
+        self._blocks: dict[object, _Stretch] = {}
         self._end = 0  # the address after all segments
         self.allocated_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
@@ -122,7 +122,7 @@ class CachingAllocator:
     def reset_peak(self) -> None:
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
 
-    def _cached(self, pool: _Pool, wanted: int) -> _Block | None:
+    def _cached(self, pool: _Pool, wanted: int) -> _Stretch | None:
         place = bisect.bisect_left(pool.free, (wanted,))
         if place == len(pool.free):
             return None
@@ -131,7 +131,7 @@ class CachingAllocator:
             place += 1
         return pool.free.pop(place)[2]
 
-    def _reserve(self, pool: _Pool, wanted: int) -> _Block:
+    def _reserve(self, pool: _Pool, wanted: int) -> _Stretch:
         if self._expandable:
             return self._expand(pool, wanted)
         if pool.is_small:
@@ -141,11 +141,11 @@ class CachingAllocator:
         else:
             nbytes = -(-wanted // _ROUND_OWN_SEGMENT) * _ROUND_OWN_SEGMENT
         self._take(nbytes)
-        block = _Block(self._end, nbytes, pool)
+        block = _Stretch(self._end, nbytes, pool)
         self._end += nbytes
         return block
 
-    def _expand(self, pool: _Pool, wanted: int) -> _Block:
+    def _expand(self, pool: _Pool, wanted: int) -> _Stretch:
         last = pool.last
         if last is not None and last.is_free:
             pool.remove(last)
@@ -155,7 +155,7 @@ class CachingAllocator:
             return last
         nbytes = -(-wanted // pool.granule) * pool.granule
         self._take(nbytes)
-        block = _Block(0 if last is None else last.start + last.nbytes, nbytes, pool, before=last)
+        block = _Stretch(0 if last is None else last.start + last.nbytes, nbytes, pool, before=last)
         if last is not None:
             last.after = block
         pool.last = block
@@ -170,12 +170,12 @@ class CachingAllocator:
         self.reserved_bytes += nbytes
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
-    def _split(self, block: _Block, wanted: int) -> None:
+    def _split(self, block: _Stretch, wanted: int) -> None:
         left = block.nbytes - wanted
         if left < _MIN_BLOCK or (left <= _SMALL and not block.pool.is_small and not self._expandable):
             self._map(block, 0)
             return
-        rest = _Block(block.start + wanted, left, block.pool, before=block, after=block.after)
+        rest = _Stretch(block.start + wanted, left, block.pool, before=block, after=block.after)
         if block.after is not None:
             block.after.before = rest
         block.nbytes, block.after = wanted, rest
@@ -185,13 +185,13 @@ class CachingAllocator:
         self._map(block, rest.unmapped)
         block.pool.add(rest)
 
-    def _map(self, block: _Block, but_bytes: int) -> None:
+    def _map(self, block: _Stretch, but_bytes: int) -> None:
         """Takes back what was returned to CUDA of a block, but for so much of it, which is another block's now."""
         missing, block.unmapped = block.unmapped - but_bytes, 0
         if missing:
             self._take(missing)
 
-    def _join(self, first: _Block, second: _Block) -> None:
+    def _join(self, first: _Stretch, second: _Stretch) -> None:
         first.nbytes += second.nbytes
         first.unmapped += second.unmapped
         first.after = second.after
@@ -200,12 +200,12 @@ class CachingAllocator:
         if first.pool.last is second:
             first.pool.last = first
 
-    def _unmap(self, block: _Block) -> None:
+    def _unmap(self, block: _Stretch) -> None:
         whole = _whole_granules(block)
         self.reserved_bytes -= whole - block.unmapped
         block.unmapped = whole
 
 
-def _whole_granules(block: _Block) -> int:
+def _whole_granules(block: _Stretch) -> int:
     granule = block.pool.granule
     return max(0, (block.start + block.nbytes) // granule * granule - -(-block.start // granule) * granule)
