@@ -627,8 +627,9 @@ class PlanSearch(_Native):
         candidates: Sequence[int],
         candidates_by_issue: Sequence[int],
         effort: tuple[float, float, int, int, int],
+        known: Sequence[int],
     ) -> None:
-        """`effort` has the fields of Effort."""
+        """`effort` has the fields of Effort. `known`: the recomputes of the plan of nearly the same step, or none."""
     def moves(self, chosen: Sequence[int]) -> list[tuple[int, int, int]] | None:
         """The best absences found for the step with these recomputes. None if no plan of it meets the budget."""
     def recomputes(self) -> list[list[int]]:

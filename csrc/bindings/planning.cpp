@@ -200,7 +200,7 @@ using EffortTuple = std::tuple<double, double, std::int64_t, std::int64_t, std::
 
 std::shared_ptr<PlanSearch> make_plan_search(std::shared_ptr<const RecordedStep> step, const LinkModel& link,
                                              std::int64_t copy_issue_ns, std::int64_t budget_bytes, Indices candidates,
-                                             Indices candidates_by_issue, const EffortTuple& effort) {
+                                             Indices candidates_by_issue, const EffortTuple& effort, Indices known) {
   const auto& [moves, trials, most_trials, moves_a_trial, finalists] = effort;
   return std::make_shared<PlanSearch>(PlanSearch::Request{std::move(step),
                                                           link,
@@ -208,7 +208,8 @@ std::shared_ptr<PlanSearch> make_plan_search(std::shared_ptr<const RecordedStep>
                                                           budget_bytes,
                                                           std::move(candidates),
                                                           std::move(candidates_by_issue),
-                                                          {moves, {trials, most_trials, moves_a_trial}, finalists}});
+                                                          {moves, {trials, most_trials, moves_a_trial}, finalists},
+                                                          std::move(known)});
 }
 
 std::optional<std::vector<AbsenceTuple>> moves_of(const PlanSearch& search, const Indices& chosen) {
@@ -302,7 +303,7 @@ void bind_planning(py::module_& module) {
       .def("with_recomputes", &RecordedStep::with_recomputes, arg("chosen"));
   py::class_<PlanSearch, std::shared_ptr<PlanSearch>>(module, "PlanSearch")
       .def(py::init(&make_plan_search), py::kw_only(), arg("step"), arg("link"), arg("copy_issue_ns"),
-           arg("budget_bytes"), arg("candidates"), arg("candidates_by_issue"), arg("effort"))
+           arg("budget_bytes"), arg("candidates"), arg("candidates_by_issue"), arg("effort"), arg("known"))
       .def("moves", &moves_of, arg("chosen"))
       .def("recomputes", &recomputes_of)
       .def("all", &all_of)

@@ -13,7 +13,7 @@ namespace vdnn {
 PlanSearch::PlanSearch(Request request) : request_(std::move(request)) {
   if (request_.step == nullptr) throw InvalidArgument("step", "a recorded step", "none");
   const auto lifetimes = static_cast<std::int32_t>(request_.step->lifetimes().size());
-  for (const auto* list : {&request_.candidates, &request_.candidates_by_issue}) {
+  for (const auto* list : {&request_.candidates, &request_.candidates_by_issue, &request_.known}) {
     for (const std::int32_t one : *list) {
       if (one < 0 || one >= lifetimes || request_.step->lifetimes()[one].recompute.known_point < 0) {
         throw InvalidArgument("candidates", "lifetimes that can be recomputed", std::to_string(one));
@@ -56,7 +56,8 @@ std::vector<FoundPlan> PlanSearch::all(const BeforeEvaluation& before_evaluation
 
 std::vector<std::vector<std::int32_t>> PlanSearch::recomputes(const BeforeEvaluation& before_evaluation) const {
   const RecomputeRequest request{*request_.step,        request_.link,       request_.copy_issue_ns,
-                                 request_.budget_bytes, request_.candidates, request_.candidates_by_issue};
+                                 request_.budget_bytes, request_.candidates, request_.candidates_by_issue,
+                                 request_.known};
   return find_recomputes(request, request_.effort.recomputes, request_.effort.finalists, counted(before_evaluation));
 }
 

@@ -40,6 +40,7 @@ class PlanSearch {
     std::vector<std::int32_t> candidates;           // for a recompute, those with the least cost per byte first
     std::vector<std::int32_t> candidates_by_issue;  // the same by the time of the host; empty: the host takes none
     SearchEffort effort;
+    std::vector<std::int32_t> known;  // the recomputes of the plan of nearly the same step; empty: none is known
   };
 
   explicit PlanSearch(Request request);

@@ -76,6 +76,7 @@ class RecomputeSearch {
     if (candidates_.size() < 16 && request_.step.points().kinds.size() << candidates_.size() <= most_points) {
       return every_choice();
     }
+    if (!request_.known.empty()) try_choice(sorted(request_.known));
     try_counts(fitting(candidates_));
     // Encoded storages are cheap per byte, but the parts that they leave may take the room of recomputes.
     std::vector<std::int32_t> whole;

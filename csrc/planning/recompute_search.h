@@ -4,7 +4,7 @@
 // n of them, from none to all, and then numbers closer and closer to the best one. From there it adds candidates whose
 // copies the step waits for and removes the most expensive ones: several at a time, then single ones and pairs, as long
 // as that helps; then the same from disturbed choices. A trial is the step with its recomputes and a short search for
-// the moves that it needs besides.
+// the moves that it needs besides. If a choice is known that is good for nearly the same step, it is tried first.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,7 @@ struct RecomputeRequest {
   std::int64_t budget_bytes;
   std::vector<std::int32_t> candidates;           // those with the least cost per byte first
   std::vector<std::int32_t> candidates_by_issue;  // the same by the time of the host; empty: the host takes none
+  std::vector<std::int32_t> known;                // the choice of nearly the same step; empty: none is known
 };
 
 // The choices with the shortest steps that were found and fit, the shortest first, at most `most`; each in the order of

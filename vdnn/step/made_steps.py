@@ -58,7 +58,8 @@ def made_of(
     """A recording of a step that begins with `first`, in which every number is made of those of recorded steps, the
     last of which is the largest; None if they do not save and use the same things in the same order. `stored` makes
     the bytes of a storage, from its first saves too."""
-    if any(order_of(one) != order_of(steps[0]) for one in steps[1:]):
+    order = order_of(steps[0])
+    if any(order_of(one) != order for one in steps[1:]):
         return None
 
     def nbytes(lifetimes: Sequence[Lifetime]) -> int:
@@ -66,8 +67,18 @@ def made_of(
         keys = [step.points[one.saves[0]].key for step, one in zip(steps, lifetimes, strict=True)]
         return more(sizes) if stored is None else stored([key for key in keys if key is not None], sizes)
 
+    # A training waits while steps are made, and dataclasses.replace() takes six times as long as a constructor.
     lifetimes = tuple(
-        replace(each[-1], nbytes=nbytes(each), recompute=_resized_recompute(each, more))
+        Lifetime(
+            nbytes(each),
+            each[-1].saves,
+            each[-1].uses,
+            each[-1].read,
+            each[-1].copy_point,
+            each[-1].free_point,
+            each[-1].end_point,
+            _resized_recompute(each, more),
+        )
         for each in zip(*(one.lifetimes for one in steps), strict=True)
     )
     last = steps[-1]
@@ -77,13 +88,17 @@ def made_of(
         for step, held in zip(steps, live, strict=True)
     ]
     points = [
-        replace(
-            last.points[index],
-            compute_ns=more([step.points[index].compute_ns for step in steps]),
-            allocated_bytes=now + more([one[index][0] for one in others]),
-            peak_bytes=now + more([one[index][1] for one in others]),
+        Point(
+            point.kind,
+            point.lifetime,
+            point.key,
+            more([step.points[index].compute_ns for step in steps]),
+            now + more([one[index][0] for one in others]),
+            now + more([one[index][1] for one in others]),
+            point.operation,
+            point.issue_ns,
         )
-        for index, now in enumerate(live_bytes(lifetimes, len(last.points)))
+        for index, (point, now) in enumerate(zip(last.points, live_bytes(lifetimes, len(last.points)), strict=True))
     ]
     return replace(last, points=with_whole_peaks(beginning_with(first, points)), lifetimes=lifetimes)
 
@@ -100,7 +115,9 @@ def with_whole_peaks(points: Sequence[Point]) -> tuple[Point, ...]:
     they are simulated."""
     before_bytes = [0, *(point.allocated_bytes for point in points)]
     return tuple(
-        replace(point, peak_bytes=max(point.peak_bytes, point.allocated_bytes, before))
+        point
+        if point.peak_bytes >= max(point.allocated_bytes, before)
+        else replace(point, peak_bytes=max(point.allocated_bytes, before))
         for point, before in zip(points, before_bytes, strict=False)
     )
 
@@ -109,13 +126,18 @@ def _resized_recompute(lifetimes: Sequence[Lifetime], more: Callable[[Sequence[i
     found = [one.recompute for one in lifetimes if one.recompute is not None]
     if len(found) < len(lifetimes) or len({(one.operation, one.inputs) for one in found}) > 1:
         return None
-    return replace(
-        found[-1],
-        compute_ns=more([one.compute_ns for one in found]),
-        extra_bytes=more([one.extra_bytes for one in found]),
-        kept_bytes=more([one.kept_bytes for one in found]),
-        discard_ns=more([one.discard_ns for one in found]),
-        discard_bytes=more([one.discard_bytes for one in found]),
+    last = found[-1]
+    return Recompute(
+        last.operation,
+        last.inputs,
+        last.known_point,
+        more([one.compute_ns for one in found]),
+        more([one.extra_bytes for one in found]),
+        more([one.kept_bytes for one in found]),
+        more([one.discard_ns for one in found]),
+        more([one.discard_bytes for one in found]),
+        last.issue_ns,
+        last.discard_issue_ns,
     )
 
 
@@ -186,6 +208,8 @@ def recompute_of_size(recompute: Recompute, larger: float) -> Recompute:
 def with_resident(recording: Recording, resident_bytes: int) -> Recording:
     """The same step with `resident_bytes` allocated when it begins."""
     more_bytes = resident_bytes - recording.resident_bytes
+    if not more_bytes:
+        return recording
     points = tuple(
         replace(point, allocated_bytes=point.allocated_bytes + more_bytes, peak_bytes=point.peak_bytes + more_bytes)
         for point in recording.points

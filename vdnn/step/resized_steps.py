@@ -201,6 +201,8 @@ class _Polynomial:
 
     def value(self, amounts: Sequence[int]) -> int:
         """See [Note: Two steps]. Values from three steps stay within the same bounds, because times are measured."""
+        if amounts.count(amounts[0]) == len(amounts):
+            return amounts[0]  # most often 0
         lower, upper = (amounts[index] for index in self._pair)
         change = max(0, upper - lower) if self._is_above else upper - lower
         line, square = upper + change * self._along_line, upper + change * self._with_square

@@ -4,7 +4,7 @@ Candidates are ordered by their cost per byte, as far as the budget can be met w
 of them, from none to all, and then numbers closer and closer to the best one. From there it adds candidates whose
 copies the step waits for and removes the most expensive ones: several at a time, then single ones and pairs, as long as
 that helps; then the same from disturbed choices. A trial is the step with its recomputes and a short search for the
-moves that it needs besides.
+moves that it needs besides. If a choice is known that is good for nearly the same step, it is tried first.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ class RecomputeTrial:
 class RecomputeChoice:
     """The search for one request, which has to have a budget."""
 
-    def __init__(self, request: PlanRequest, effort: Effort) -> None:
+    def __init__(self, request: PlanRequest, effort: Effort, known: Sequence[int] = ()) -> None:
         if request.budget_bytes is None:
             raise RuntimeError("RecomputeChoice: expected a request with a budget, got none")
         self._request = request
+        self._known = frozenset(known)
         self._budget_bytes = request.budget_bytes
         self._step = make_recorded_step(request.recording)
         self._link = make_link_model(request.costs)
@@ -70,6 +71,8 @@ class RecomputeChoice:
         if len(self._request.recording.points) << len(candidates) <= _MOST_POINTS:
             choices = (itertools.combinations(candidates, count) for count in range(len(candidates) + 1))
             return [RecomputeTrial(0, frozenset(one)) for one in itertools.chain.from_iterable(choices)]
+        if self._known:
+            self._try(self._known)
         # Encoded storages are cheap per byte, but the parts that they leave may take the room of recomputes.
         whole = [one for one in candidates if not self._recomputes[one].kept_bytes]
         orders = [candidates, whole]

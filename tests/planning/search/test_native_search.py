@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from vdnn.planning.gaps import gaps_of
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.policies import PlanRequest
 from vdnn.planning.recomputing import with_recomputes
-from vdnn.planning.search.effort import FULL, QUICK, Effort
+from vdnn.planning.search.effort import FULL, NEARBY, QUICK, Effort
 from vdnn.planning.search.plan_search import make_plan_search
 from vdnn.planning.search.step_model import make_step_model
 from vdnn.step.recording import Recording
@@ -42,13 +43,13 @@ def long_step(seed: int, count: int, *, has_host: bool) -> Recording:
     return recording
 
 
-def require_equal_searches(request: PlanRequest, effort: Effort) -> _C.PlanSearch:
+def require_equal_searches(request: PlanRequest, effort: Effort, known: Sequence[int] = ()) -> _C.PlanSearch:
     """Compares all that a plan is made of."""
     recording, costs, budget_bytes = request
     assert budget_bytes is not None
-    search = make_plan_search(request, effort)
+    search = make_plan_search(request, effort, known)
     assert search.moves([]) == list(best_moves(recording, costs, budget_bytes, effort.moves))
-    chosen = [sorted(trial.chosen) for trial in RecomputeChoice(request, effort).best(effort.finalists)]
+    chosen = [sorted(trial.chosen) for trial in RecomputeChoice(request, effort, known).best(effort.finalists)]
     assert search.recomputes() == chosen
     for one in chosen[: effort.finalists]:
         followed = with_recomputes(recording, one)
@@ -86,15 +87,29 @@ def test_long_steps_are_searched_like_the_reference(seed: int, share: float, has
     assert search.evaluations > before
 
 
+def test_a_known_choice_is_tried_first() -> None:
+    recording = long_step(3, 60, has_host=False)
+    least, most = least_bytes(recording), recording.peak_bytes
+    request = PlanRequest(recording, _LINK, (least + most) // 2)
+    recipes = [index for index, one in enumerate(recording.lifetimes) if one.recompute is not None]
+    known = recipes[::3]
+    all_tried = NEARBY._replace(finalists=1000)
+    assert known not in make_plan_search(request, all_tried).recomputes()
+    assert known in make_plan_search(request, all_tried, known).recomputes()
+    require_equal_searches(request, NEARBY, known)
+    with_strangers = [*known, next(one for one in range(len(recording.lifetimes)) if one not in recipes)]
+    assert known in make_plan_search(request, all_tried, with_strangers).recomputes()
+
+
 def test_a_quick_search_of_a_long_step_climbs_few_rungs() -> None:
-    """Its 400 evaluations (12,000,000 / 3,001 points, a tenth of them) would be taken by the starts of all rungs."""
+    """Its 150 evaluations, the fewest of a quick search, would be taken by the starts of all rungs."""
     recording = long_step(7, 1500, has_host=False)
     least, most = least_bytes(recording), recording.peak_bytes
     request = PlanRequest(recording, _LINK, least + (most - least) // 4)  # above three of the twelve rungs
     quick = make_plan_search(request, QUICK)
     assert quick.moves([]) == list(best_moves(*request, QUICK.moves))
     starts = 4 + 13  # choices with all gaps, and covers
-    assert 300 < quick.evaluations <= 1 + 13 + starts + 400 // 2 + 400 // 4, (
+    assert 100 < quick.evaluations <= 1 + 13 + starts + 150 // 2 + 150 // 4, (
         "at once, on one rung, at the budget, moved"
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -25,20 +25,20 @@ from vdnn.step.recording import Recording
 _MACHINE = "h100"
 _COSTS = profile_costs(load_profile(_MACHINE))
 _SHARES = (0.75, 0.6)  # of the peak of the step with everything kept
-_FEWER, _LONGER = 3, 1.005  # times
+_NEARBY = 1.01  # times a quick plan's step
+_FEWER, _LONGER = 12, 1.005  # times
 
 
-def trained(steps: int, **options: Any) -> vdnn.Session:
+def trained(lengths: Sequence[int], **options: Any) -> vdnn.Session:
     """An encoder whose attention and wide layers may be recomputed or moved, on a virtual machine."""
     with vdnn.VirtualMachine(_MACHINE) as machine:
         model = nn.Sequential(
             *(nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True, norm_first=True) for _ in range(3))
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batch = torch.randn(16, 512, 1024)
         with vdnn.offload(device=machine, min_bytes=0, **options) as session:
-            for _ in range(steps):
-                model(batch).square().mean().backward()
+            for length in lengths:
+                model(torch.randn(16, length, 1024)).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
     return session
@@ -46,7 +46,7 @@ def trained(steps: int, **options: Any) -> vdnn.Session:
 
 @functools.cache
 def recorded() -> Recording:
-    recording = trained(2, policy="keep", measure=True).recording
+    recording = trained([512] * 2, policy="keep", measure=True).recording
     assert recording is not None
     return recording
 
@@ -56,8 +56,8 @@ def evaluations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """Returns the evaluations of moves since the last call."""
     searches: list[_C.PlanSearch] = []
 
-    def remembered(request: PlanRequest, effort: Effort) -> _C.PlanSearch:
-        searches.append(make_plan_search(request, effort))
+    def remembered(request: PlanRequest, effort: Effort, known: Collection[int] = ()) -> _C.PlanSearch:
+        searches.append(make_plan_search(request, effort, known))
         return searches[-1]
 
     monkeypatch.setattr(auto, "make_plan_search", remembered)
@@ -88,7 +88,40 @@ def test_a_quick_search_finds_nearly_the_same_step(share: float, evaluations: Ca
 def test_a_session_searches_quickly(evaluations: Callable[[], int]) -> None:
     planned(_SHARES[-1], "auto")
     many = evaluations()
-    session = trained(3, budget=round(_SHARES[-1] * recorded().peak_bytes))
+    session = trained([512] * 3, budget=round(_SHARES[-1] * recorded().peak_bytes))
     assert session.plan is not None
     assert session.plan.offloaded_bytes
     assert 0 < _FEWER * evaluations() < 2 * many  # the plan of the warm-up, and that of the step after it
+
+
+def test_the_plan_of_nearly_the_same_step_shortens_the_search(evaluations: Callable[[], int]) -> None:
+    quick = planned(_SHARES[-1], Auto(QUICK))
+    many = evaluations()
+    other = planned(_SHARES[0], Auto(QUICK))
+    evaluations()
+    near = planned(_SHARES[-1], Auto(QUICK).near(other.plan))
+    assert near.fits
+    assert near.slowdown <= _NEARBY * quick.slowdown
+    assert 2 * evaluations() < many
+
+
+def test_a_full_search_that_begins_from_a_plan_is_as_long(evaluations: Callable[[], int]) -> None:
+    full = planned(_SHARES[-1], "auto")
+    many = evaluations()
+    again = planned(_SHARES[-1], Auto().near(full.plan))
+    assert again.slowdown <= full.slowdown
+    assert 2 * evaluations() > many
+
+
+def test_a_new_size_is_planned_from_the_plan_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    known_to: list[Collection[int]] = []
+
+    def remembered(request: PlanRequest, effort: Effort, known: Collection[int] = ()) -> _C.PlanSearch:
+        known_to.append(known)
+        return make_plan_search(request, effort, known)
+
+    monkeypatch.setattr(auto, "make_plan_search", remembered)
+    budget = round(_SHARES[-1] * recorded().peak_bytes)
+    trained([512, 512, 256, 512, 256, 448], budget=budget)
+    assert not known_to[0], "the first plan"
+    assert known_to[-1], "the plan of a length between two others"

@@ -46,6 +46,11 @@ class PlanPolicy(ABC):
         """True if no candidate has a shorter step than those before it, as long as none of them is corrected."""
         return False
 
+    def near(self, plan: Plan) -> PlanPolicy:
+        """The policy for a step that has the order of saves and uses of another one, which has this plan. A search begins
+        from that plan, and ends earlier."""
+        return self
+
     def candidates(self, request: PlanRequest) -> Iterator[Plan]:
         """Plans of which plan_step() takes the shortest under the budget. It asks for the next one only if none so far
         is as short as the computing of the step."""

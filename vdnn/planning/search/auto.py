@@ -18,7 +18,7 @@ from vdnn.planning.least_memory import require_feasible_budget
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.recomputing import planned_recompute, with_recomputes
 from vdnn.planning.search.auto_offload import AutoOffload
-from vdnn.planning.search.effort import FULL, Effort
+from vdnn.planning.search.effort import FULL, NEARBY, QUICK, Effort
 from vdnn.planning.search.plan_search import make_plan_search
 from vdnn.planning.search.step_model import AbsenceTuple, plan_of
 from vdnn.planning.simulate import simulate
@@ -28,8 +28,11 @@ _LONG = 1500  # steps with more points get one finalist only
 
 
 class Auto(PlanPolicy):
-    def __init__(self, effort: Effort = FULL) -> None:
+    """`known`: the recomputes of the plan of nearly the same step, from which the search begins."""
+
+    def __init__(self, effort: Effort = FULL, known: Collection[int] = ()) -> None:
         self._effort = effort
+        self._known = known
         self._moves = AutoOffload(effort.moves)
 
     @property
@@ -43,6 +46,11 @@ class Auto(PlanPolicy):
     @property
     def may_be_corrected(self) -> bool:
         return True
+
+    def near(self, plan: Plan) -> Auto:
+        """See PlanPolicy. A full search is as long as ever."""
+        known = [index for index, one in enumerate(plan.lifetimes) if one.is_recomputed]
+        return Auto(NEARBY if self._effort == QUICK else self._effort, known)
 
     def plan(self, request: PlanRequest) -> Plan:
         """The plan that only moves: one of the candidates."""
@@ -75,7 +83,7 @@ class Auto(PlanPolicy):
             return
         require_feasible_budget(recording, budget_bytes)
         finalists = self._effort.finalists if len(recording.points) <= _LONG else 1
-        search = make_plan_search(request, self._effort._replace(finalists=finalists))
+        search = make_plan_search(request, self._effort._replace(finalists=finalists), self._known)
         found = search.all()
         if not found:
             raise RuntimeError("Auto.candidates: expected moves under a budget that can be met, got none")

@@ -1,8 +1,8 @@
-"""How long the search of `auto` takes: in full, as for `vdnn plan`; quickly, while a training waits for its plan; or
-deeply, beside a training.
+"""How long the search of `auto` takes: in full, as for `vdnn plan`; quickly, while a training waits for its plan; more
+quickly, where the plan of nearly the same step is known; or deeply, beside a training.
 
 Which storages are recomputed decides more than the last moves: a quick search tries nearly as many choices of them as a
-full one, each with fewer moves, and then moves less of fewer finalists.
+full one, each with fewer moves, and then searches little for the moves of fewer finalists.
 """
 
 from __future__ import annotations
@@ -23,4 +23,5 @@ class Effort(NamedTuple):
 
 FULL = Effort()
 DEEP = Effort(trials=8.0, most_trials=1600, moves_a_trial=80, finalists=6)
-QUICK = Effort(moves=0.1, most_trials=100, moves_a_trial=12, finalists=2)
+QUICK = Effort(moves=0.003, most_trials=100, moves_a_trial=12, finalists=2)
+NEARBY = Effort(moves=0.002, most_trials=40, moves_a_trial=8, finalists=2)

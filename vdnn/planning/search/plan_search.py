@@ -7,6 +7,8 @@ same plans.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from vdnn import _C
 from vdnn.planning.policies.plan_policy import PlanRequest
 from vdnn.planning.recomputing import candidates_by_issue, candidates_of
@@ -14,8 +16,9 @@ from vdnn.planning.search.effort import Effort
 from vdnn.planning.search.step_model import make_link_model, make_recorded_step
 
 
-def make_plan_search(request: PlanRequest, effort: Effort) -> _C.PlanSearch:
-    """The search for a request, which has to have a budget."""
+def make_plan_search(request: PlanRequest, effort: Effort, known: Collection[int] = ()) -> _C.PlanSearch:
+    """The search for a request, which has to have a budget. `known`: the recomputes of the plan of nearly the same
+    step, which are tried first; those that this step has no recipe for are left out."""
     recording, costs, budget_bytes = request
     if budget_bytes is None:
         raise RuntimeError("make_plan_search: expected a request with a budget, got none")
@@ -27,4 +30,5 @@ def make_plan_search(request: PlanRequest, effort: Effort) -> _C.PlanSearch:
         candidates=candidates_of(recording),
         candidates_by_issue=candidates_by_issue(recording) if recording.has_host else [],
         effort=effort,
+        known=[one for one in sorted(known) if recording.lifetimes[one].recompute is not None] if known else [],
     )

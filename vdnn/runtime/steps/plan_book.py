@@ -286,7 +286,7 @@ class PlanBook:
         others = [one.recorded for one in alike if one is not ladder]
         told = ladder.recorded.tell(first, others, is_served=rung is not None)
         if told is not None:
-            maker.make_for(told, ladder.rungs[-1].timeline, ladder.add)
+            maker.make_for(told, ladder.rungs, ladder.add)
         return ladder.choose(first)
 
     def tell_kind(self, keys: SaveKeys) -> None:

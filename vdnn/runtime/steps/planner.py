@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from vdnn.bytesize import format_bytes
@@ -30,7 +30,7 @@ from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.plan_table import Rung, Source, StepTally
 from vdnn.runtime.steps.size_model import Told
 from vdnn.runtime.torch_internals.spans import span
-from vdnn.step.made_steps import covering, first_point, with_more_resident
+from vdnn.step.made_steps import covering, first_point, order_of, with_more_resident
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
@@ -52,11 +52,18 @@ class BudgetPlanner:
     profile: HardwareProfile | None
 
     def planned(
-        self, recording: Recording, timeline: Timeline | None, tightened_bytes: int = 0, *, where_possible: bool = False
+        self,
+        recording: Recording,
+        timeline: Timeline | None,
+        tightened_bytes: int = 0,
+        *,
+        where_possible: bool = False,
+        known: Plan | None = None,
     ) -> PlannedStep:
         """Make a plan for `tightened_bytes` less than the budget. The link's rates are measured from the copies in
         `timeline`, the recorded step's. Raises BudgetError, or VdnnError if the policy has no plan that fits. With
-        `where_possible` it meets the budget in all intervals of the step in which a plan can."""
+        `where_possible` it meets the budget in all intervals of the step in which a plan can. `known`: the plan of
+        nearly the same step, from which the search begins."""
         costs, budget_bytes = self.costs(timeline), self.budget_bytes(recording)
         if where_possible:
             recording = as_if_feasible(recording, budget_bytes)
@@ -64,7 +71,8 @@ class BudgetPlanner:
         target_bytes = self.target_bytes(recording, tightened_bytes)
         # For the budget "min" the plan with the lowest peak is accepted.
         must_fit = not (self.policy.name == "auto" and self.wants_the_least)
-        planned = plan_step(recording, costs, target_bytes, self.policy, must_fit=must_fit)
+        policy = self.policy if known is None else self.policy.near(known)
+        planned = plan_step(recording, costs, target_bytes, policy, must_fit=must_fit)
         self.require_host(planned.plan, target_bytes)
         return planned
 
@@ -202,9 +210,10 @@ class PlanMaker:
             raise
         use(self._rung(*made, timeline, source))
 
-    def make_for(self, told: Told, timeline: Timeline | None, use: Callable[[Rung], None]) -> None:
-        """A rung for a step that no rung serves well, if what was recorded tells enough of it."""
-        planner = self.planner
+    def make_for(self, told: Told, rungs: Sequence[Rung], use: Callable[[Rung], None]) -> None:
+        """A rung for a step that no rung serves well, if what was recorded tells enough of it. `rungs`: those of its
+        kind, the highest last. The search begins from the plan of the one that is nearest in size."""
+        planner, timeline = self.planner, rungs[-1].timeline
 
         def fits(made: Recording) -> bool:
             return made.peak_bytes <= planner.budget_bytes(made)
@@ -213,7 +222,7 @@ class PlanMaker:
             for recording, is_guess in told.steps(fits):
                 free_bytes = int(_FREE_OF_GUESS * planner.budget_bytes(recording)) if is_guess else 0
                 try:
-                    planned = planner.planned(recording, timeline, free_bytes)
+                    planned = planner.planned(recording, timeline, free_bytes, known=_nearest_plan(recording, rungs))
                 except VdnnError:  # what was made may be larger than what comes
                     continue
                 rung = self._rung(recording, planned, timeline, Source.GUESSED if is_guess else Source.MADE)
@@ -292,7 +301,11 @@ class PlanMaker:
         """If no plan takes so little, the old one stays, which takes less than none."""
         with contextlib.suppress(VdnnError), self._planning():
             planned = self.planner.planned(
-                recording, rung.timeline, rung.tightened_bytes, where_possible=where_possible
+                recording,
+                rung.timeline,
+                rung.tightened_bytes,
+                where_possible=where_possible,
+                known=_nearest_plan(recording, [rung]),
             )
             self._tally.made_again()
             follow(recording, planned)
@@ -317,6 +330,16 @@ class PlanMaker:
         self.latest = rung.executor
         self._look_for_better(rung)
         return rung
+
+
+def _nearest_plan(recording: Recording, rungs: Sequence[Rung]) -> Plan | None:
+    """The plan of the rung whose step has the same order of saves and uses and is nearest in size; None if none has. The
+    plan of a warm-up knows few recipes."""
+    order = order_of(recording)
+    alike = [one for one in rungs if one.source is not Source.WARM_UP and order_of(one.recording) == order]
+    if not alike:
+        return None
+    return min(alike, key=lambda one: abs(one.nbytes - recording.managed_bytes)).executor.plan
 
 
 def _warn_tightened(rung: Rung, peak_bytes: int, over_bytes: int) -> None:
