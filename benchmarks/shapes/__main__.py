@@ -26,7 +26,21 @@ from benchmarks.text_table import render_table
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
 
-_HEADER = ("case", "over", "peak", "own", "kept", "worst", "first", "pinned", "at end", "plans", "sessions", "wall s")
+_HEADER = (
+    "case",
+    "over",
+    "peak",
+    "own",
+    "kept",
+    "worst",
+    "first",
+    "pinned",
+    "at end",
+    "plans",
+    "waits",
+    "sessions",
+    "wall s",
+)
 _REMARKS = (
     f"Budget: {BUDGET_SHARE:.0%} of the largest step's peak with everything kept, on {HARDWARE}; virtual time.",
     "over, peak: the steps over the budget, and the largest peak over the budget.",
@@ -35,6 +49,7 @@ _REMARKS = (
     "of each structure.",
     "pinned: the most host memory pinned at one time, over the most that an own plan offloads. at end: host memory "
     "that is pinned at the end, over the most that a plan of the training offloads. plans: how many were made.",
+    "waits: processor time of planning on this machine, over the virtual time of all steps.",
     f"sessions: a session for each step, over one around all, behind the first {LEARNING_STEPS_BESIDE}. wall s: of "
     "the training on this machine.",
 )
@@ -54,6 +69,7 @@ def _row(name: str, case: CaseFigures) -> tuple[str, ...]:
         "-" if pinned is None else f"{pinned:.2f}",
         "-" if at_end is None else f"{at_end:.2f}",
         str(case.plans),
+        "-" if case.waiting_share is None else f"{case.waiting_share:.1%}",
         "-" if sessions is None else f"{sessions:.3f}",
         f"{case.wall_s:.1f}",
     )
@@ -71,7 +87,11 @@ def render(cases: Sequence[CaseFigures], before: Mapping[str, CaseFigures]) -> s
     if both:
         earlier = _mean_over_own_plans([before[case.name] for case in both])
         mean += f"; of the {len(both)} with a before: {earlier:.3f} before, {_mean_over_own_plans(both):.3f} after"
-    return render_table("Steps whose shapes change", _HEADER, rows, [f"{mean}.", *_REMARKS])
+    waits = []
+    if all(case.planning_s is not None for case in cases):
+        share = sum(case.planning_s or 0.0 for case in cases) / sum(case.step_s for case in cases)
+        waits.append(f"waits, all cases together: {share:.1%}.")
+    return render_table("Steps whose shapes change", _HEADER, rows, [f"{mean}.", *waits, *_REMARKS])
 
 
 def _mean_over_own_plans(cases: Sequence[CaseFigures]) -> float:

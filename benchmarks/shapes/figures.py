@@ -42,7 +42,7 @@ class StepFigures:
 @dataclass(frozen=True, slots=True)
 class CaseFigures:
     """`moved_bytes_alone`: the most that an own plan offloads; `planned_bytes`: that a plan of the training offloads.
-    `wall_s`: the time of the training on this machine.
+    `wall_s`: the time of the training on this machine. `planning_s`: processor time in which it waited for plans.
     `one_session_ns`: the steps in one session around all, if each had a session of its own."""
 
     name: str
@@ -55,6 +55,17 @@ class CaseFigures:
     one_session_ns: tuple[int, ...] | None = None
     pinned_at_end_bytes: int | None = None
     planned_bytes: int | None = None
+    planning_s: float | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Virtual time of all steps."""
+        return _times([step.trained for step in self.steps]) / 1e9
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Processor time of planning over the virtual time of all steps. None in the figures of an older version."""
+        return None if self.planning_s is None else self.planning_s / self.step_s
 
     @property
     def over_budget(self) -> list[StepFigures]:

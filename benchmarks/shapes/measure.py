@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from unittest import mock
@@ -17,6 +17,7 @@ import vdnn
 from benchmarks.shapes.cases import Case, Size, Subject
 from benchmarks.shapes.figures import CaseFigures, Executed, StepFigures
 from vdnn.planning.planned_step import plan_step
+from vdnn.runtime.steps.planner import PlanMaker
 
 HARDWARE = "rtx-4090"
 BUDGET_SHARE = 0.6
@@ -27,10 +28,11 @@ _MOST_STEPS_ALONE = 5
 @dataclass(frozen=True, slots=True)
 class Training:
     """All steps of a case under the budget. `pinned_bytes`: the most that was pinned at one time, and what is pinned at
-    the end. `planned_bytes`: the most that a plan of the session offloads."""
+    the end. `planned_bytes`: the most that a plan of the session offloads. `planning_s`: processor time of planning."""
 
     steps: list[Executed]
     wall_s: float
+    planning_s: float
     pinned_bytes: int
     pinned_at_end_bytes: int
     planned_bytes: int
@@ -72,6 +74,7 @@ def measure(case: Case) -> CaseFigures:
         moved_bytes_alone=max((one.moved_bytes for one in alone.values()), default=0),
         plans=trained.plans,
         wall_s=trained.wall_s,
+        planning_s=trained.planning_s,
         one_session_ns=None if beside is None else tuple(step.step_ns for step in beside.steps),
     )
 
@@ -88,7 +91,7 @@ def train(case: Case, budget_bytes: int, *, is_session_per_step: bool) -> Traini
     """All steps of a case under the budget, in one session, or in a session for each step."""
     steps: list[Executed] = []
     pinned_bytes = 0
-    with vdnn.VirtualMachine(HARDWARE) as machine, _counted_plans() as planned:
+    with vdnn.VirtualMachine(HARDWARE) as machine, _counted_plans() as planned, _timed_plans() as planning:
         subject = case.make()
         begin_s = time.perf_counter()
         around = None if is_session_per_step else vdnn.offload(budget=budget_bytes, device=machine)
@@ -103,7 +106,7 @@ def train(case: Case, budget_bytes: int, *, is_session_per_step: bool) -> Traini
         use = engine.steps.plan_use
         planned_bytes = 0 if use is None else max((plan.offloaded_bytes for plan in use.plans), default=0)
         wall_s = time.perf_counter() - begin_s
-        return Training(steps, wall_s, pinned_bytes, pinned_at_end, planned_bytes, planned.call_count)
+        return Training(steps, wall_s, sum(planning), pinned_bytes, pinned_at_end, planned_bytes, planned.call_count)
 
 
 def train_alone(case: Case, size: Size, budget_bytes: int) -> Alone:
@@ -131,3 +134,22 @@ def _step(machine: vdnn.VirtualMachine, subject: Subject, size: Size) -> Execute
 def _counted_plans() -> contextlib.AbstractContextManager[mock.MagicMock]:
     """Counts the plans that sessions make. The mock calls through."""
     return mock.patch("vdnn.runtime.steps.planner.plan_step", wraps=plan_step)
+
+
+@contextlib.contextmanager
+def _timed_plans() -> Iterator[list[float]]:
+    """The processor times in which sessions make plans, and the steps that these are made for."""
+    times: list[float] = []
+    plan = PlanMaker._planning
+
+    @contextlib.contextmanager
+    def timed(maker: PlanMaker) -> Iterator[None]:
+        begin_s = time.process_time()
+        try:
+            with plan(maker):
+                yield
+        finally:
+            times.append(time.process_time() - begin_s)
+
+    with mock.patch.object(PlanMaker, "_planning", timed):
+        yield times

@@ -82,7 +82,7 @@ class RecomputeSearch {
     std::vector<std::int32_t> whole;
     std::copy_if(candidates_.begin(), candidates_.end(), std::back_inserter(whole),
                  [&](std::int32_t one) { return lifetimes_[one].recompute.kept_bytes == 0; });
-    try_counts(fitting(whole));
+    if (whole.size() < candidates_.size()) try_counts(fitting(whole));
     if (!request_.candidates_by_issue.empty()) try_counts(fitting(request_.candidates_by_issue));
     if (const std::optional<Trial> best = shortest())
       descend(*best, std::max<std::size_t>(1, candidates_.size() / groups));
@@ -139,7 +139,7 @@ class RecomputeSearch {
       if (before_) before_();
       std::vector<std::int32_t> both = found;
       both.insert(both.end(), group.begin(), group.end());
-      if (request_.step.with_recomputes(both).least_bytes() <= request_.budget_bytes) {
+      if (request_.step.least_bytes(both) <= request_.budget_bytes) {
         found = std::move(both);
       } else if (group.size() > 1) {
         const auto half = group.begin() + static_cast<std::ptrdiff_t>(group.size() / 2);

@@ -36,7 +36,8 @@ class Rewriting {
         encoding_numbers_(lifetimes_.size(), -1),
         ends_(lifetimes_.size()),
         added_reads_(lifetimes_.size()),
-        encoded_before_(points_.kinds.size()) {
+        first_encoded_(points_.kinds.size(), -1),
+        next_encoded_(lifetimes_.size(), -1) {
     for (std::size_t index = 0; index < lifetimes_.size(); ++index) ends_[index] = lifetimes_[index].storage.end_point;
     std::sort(chosen_.begin(), chosen_.end());
     for (const std::int32_t index : chosen_) {
@@ -49,12 +50,28 @@ class Rewriting {
         ends_[source] = std::max(ends_[source], lifetime.storage.end_point);
       }
       if (lifetime.recompute.kept_bytes == 0) continue;
-      encoded_before_[lifetime.recompute.known_point].push_back(index);
       encoding_numbers_[index] = static_cast<std::int32_t>(added_reads_.size());
       added_reads_.emplace_back();
     }
+    for (auto index = chosen_.rbegin(); index != chosen_.rend(); ++index) {
+      if (encoding_numbers_[*index] < 0) continue;
+      std::int32_t& first = first_encoded_[lifetimes_[*index].recompute.known_point];
+      next_encoded_[*index] = first;
+      first = *index;
+    }
+    const std::size_t most_points = points_.kinds.size() + 4 * chosen_.size();
+    shape_.kinds.reserve(most_points);
+    shape_.storages_of_points.reserve(most_points);
+    shape_.compute_ns.reserve(most_points);
+    shape_.issue_ns.reserve(most_points);
+    shape_.peak_bytes.reserve(most_points);
+    shape_.storages.reserve(added_reads_.size());
+    shape_.gaps.reserve(2 * added_reads_.size());
+    first_of_.reserve(points_.kinds.size());
+    point_of_.reserve(points_.kinds.size());
   }
 
+  // Its gaps are in the order of the storages.
   StepModel::Shape run() {
     shape_.synchronizes = points_.synchronizes;
     for (std::size_t index = 0; index < points_.kinds.size(); ++index) {
@@ -63,7 +80,7 @@ class Rewriting {
       issue_ns_ = points_.issue_ns[index];
       peak_ = points_.peak_bytes[index];
       first_of_.push_back(new_points());
-      for (const std::int32_t lifetime : encoded_before_[index]) encode(lifetime, allocated);
+      for (std::int32_t one = first_encoded_[index]; one >= 0; one = next_encoded_[one]) encode(one, allocated);
       const std::int32_t used = points_.lifetimes[index];
       if (points_.kinds[index] == StepPoint::Use && used >= 0 && is_missing_[used])
         recompute_with_inputs(used, allocated);
@@ -75,8 +92,14 @@ class Rewriting {
     for (const std::int32_t index : chosen_) {
       if (encoding_numbers_[index] >= 0) add_storage(encoding_of(index), added_reads_[encoding_numbers_[index]]);
     }
-    sort_gaps();
     return std::move(shape_);
+  }
+
+  // Sorts gaps by the order in which offloads are issued.
+  static void sort_gaps(StepModel::Shape& shape) {
+    const auto copy_point = [&shape](const StepGap& gap) { return shape.storages[gap.storage].copy_point; };
+    std::stable_sort(shape.gaps.begin(), shape.gaps.end(),
+                     [&](const StepGap& one, const StepGap& other) { return copy_point(one) < copy_point(other); });
   }
 
  private:
@@ -179,8 +202,8 @@ class Rewriting {
     const std::int32_t end = first_of_[ends_[index]];
     const StepStorage storage{old.storage.bytes, point_of_[old.storage.copy_point],
                               is_chosen_[index] ? end : first_of_[old.storage.free_point], end};
-    std::vector<Read> reads;
-    reads.reserve(old.uses.size() + added_reads_[index].size());
+    std::vector<Read>& reads = reads_;
+    reads.clear();
     for (std::size_t use = 0; use < old.uses.size(); ++use) {
       reads.push_back({point_of_[old.uses[use]], first_of_[old.read[use]]});
     }
@@ -206,13 +229,6 @@ class Rewriting {
     if (held < end) shape_.gaps.push_back({index, -1, held + 1, end, release});
   }
 
-  // Sorts gaps by the order in which offloads are issued.
-  void sort_gaps() {
-    const auto copy_point = [this](const StepGap& gap) { return shape_.storages[gap.storage].copy_point; };
-    std::stable_sort(shape_.gaps.begin(), shape_.gaps.end(),
-                     [&](const StepGap& one, const StepGap& other) { return copy_point(one) < copy_point(other); });
-  }
-
   const RecordedStep::Points& points_;
   const std::vector<RecordedLifetime>& lifetimes_;
   std::vector<std::int32_t> chosen_;
@@ -229,7 +245,9 @@ class Rewriting {
   std::vector<std::int32_t> encoding_numbers_;  // the index of its encoding, after the lifetimes, or -1
   std::vector<std::int32_t> ends_;              // old points; an input stays until the graphs of its users end
   std::vector<std::vector<Read>> added_reads_;
-  std::vector<std::vector<std::int32_t>> encoded_before_;  // by old point: lifetimes that a codec encodes before it
+  std::vector<Read> reads_;                  // of the lifetime that is added
+  std::vector<std::int32_t> first_encoded_;  // by old point: the first lifetime that a codec encodes before it, or -1
+  std::vector<std::int32_t> next_encoded_;   // by lifetime: the next one that is encoded at that point, or -1
 };
 
 }  // namespace
@@ -262,7 +280,13 @@ RecordedStep::RecordedStep(Points points, std::vector<RecordedLifetime> lifetime
 }
 
 StepModel::Shape RecordedStep::with_recomputes(const std::vector<std::int32_t>& chosen) const {
-  return Rewriting(*this, chosen).run();
+  StepModel::Shape shape = Rewriting(*this, chosen).run();
+  Rewriting::sort_gaps(shape);
+  return shape;
+}
+
+std::int64_t RecordedStep::least_bytes(const std::vector<std::int32_t>& chosen) const {
+  return Rewriting(*this, chosen).run().least_bytes();
 }
 
 }  // namespace vdnn

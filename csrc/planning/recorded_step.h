@@ -48,6 +48,8 @@ class RecordedStep {
   // The step with these recomputes. Its storages are the lifetimes, followed by the encodings that codecs keep. Throws
   // InvalidArgument for a lifetime that cannot be recomputed.
   [[nodiscard]] StepModel::Shape with_recomputes(const std::vector<std::int32_t>& chosen) const;
+  // The smallest budget of that step, without the order of its gaps: the search for recomputes asks this most often.
+  [[nodiscard]] std::int64_t least_bytes(const std::vector<std::int32_t>& chosen) const;
 
   [[nodiscard]] const Points& points() const { return points_; }
   [[nodiscard]] const std::vector<RecordedLifetime>& lifetimes() const { return lifetimes_; }

@@ -33,6 +33,7 @@ MADE = CaseFigures(
     wall_s=0.5,
     pinned_at_end_bytes=12,
     planned_bytes=10,
+    planning_s=20e-9,
     one_session_ns=(100, 100, 100, 10, 10, 10, 10),
 )
 
@@ -52,6 +53,8 @@ def test_a_case_is_measured_beside_its_own_plans() -> None:
         if one.kept.peak_bytes <= found.budget_bytes:
             assert one.alone == one.kept
     assert found.plans > 0
+    assert found.planning_s
+    assert found.waiting_share == found.planning_s / found.step_s
     assert found.pinned_bytes > 0
     assert found.moved_bytes_alone > 0
     assert found.one_session_ns is None
@@ -65,6 +68,7 @@ def test_the_figures_follow_from_the_steps() -> None:
     assert MADE.over_kept == 72 / 15
     assert (MADE.worst_step, MADE.worst_first_step) == (3, 4)
     assert MADE.pinned_over_moved == 1.5
+    assert MADE.waiting_share == 20 / (80 + 5 * 12 + 60)
     # Behind the third step.
     assert MADE.over_one_session == (3 * 12 + 60) / 40
 
@@ -77,7 +81,8 @@ def test_figures_of_another_version_stand_in_the_same_table(tmp_path: Path) -> N
     before, after = (next(line.split() for line in table if name in line) for name in ("made: before", "after"))
     assert before[2:] == after[1:]
     assert any("of the 1 with a before: 2.400 before, 2.400 after." in line for line in table)
-    assert " ".join(after[1:]) == "1 of 7 1.010 2.400 4.800 3.00 4.00 1.50 1.20 3 2.400 0.5"
+    assert " ".join(after[1:]) == "1 of 7 1.010 2.400 4.800 3.00 4.00 1.50 1.20 3 10.0% 2.400 0.5"
+    assert any(line.startswith("waits, all cases together: 10.0%.") for line in table)
 
 
 def test_the_steps_are_listed_with_marks() -> None:

@@ -47,8 +47,8 @@ class PlanPolicy(ABC):
         return False
 
     def near(self, plan: Plan) -> PlanPolicy:
-        """The policy for a step that has the order of saves and uses of another one, which has this plan. A search begins
-        from that plan, and ends earlier."""
+        """The policy for a step with the saves and uses of another one, which has this plan, but other sizes or another
+        budget. A search begins from that plan, and ends earlier."""
         return self
 
     def candidates(self, request: PlanRequest) -> Iterator[Plan]:

@@ -301,11 +301,7 @@ class PlanMaker:
         """If no plan takes so little, the old one stays, which takes less than none."""
         with contextlib.suppress(VdnnError), self._planning():
             planned = self.planner.planned(
-                recording,
-                rung.timeline,
-                rung.tightened_bytes,
-                where_possible=where_possible,
-                known=_nearest_plan(recording, [rung]),
+                recording, rung.timeline, rung.tightened_bytes, where_possible=where_possible
             )
             self._tally.made_again()
             follow(recording, planned)
@@ -333,8 +329,8 @@ class PlanMaker:
 
 
 def _nearest_plan(recording: Recording, rungs: Sequence[Rung]) -> Plan | None:
-    """The plan of the rung whose step has the same order of saves and uses and is nearest in size; None if none has. The
-    plan of a warm-up knows few recipes."""
+    """The plan of the rung whose step saves and uses the same and is nearest in size, or None. The plan of a warm-up
+    is left out, because it knows few recipes."""
     order = order_of(recording)
     alike = [one for one in rungs if one.source is not Source.WARM_UP and order_of(one.recording) == order]
     if not alike:
