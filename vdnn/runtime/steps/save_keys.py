@@ -155,15 +155,15 @@ class SaveKeys:
     def _key(self, alike: _AlikeKeys) -> SaveKey:
         occurrence = self._occurrences.get(alike, 0)
         self._occurrences[alike] = occurrence + 1
-        if occurrence == len(alike.keys):
-            alike.keys.append(SaveKey(*alike.facts, occurrence))
+        while occurrence >= len(alike.keys):  # Ctrl-C may have come between the count and the key
+            alike.keys.append(SaveKey(*alike.facts, len(alike.keys)))
         return alike.keys[occurrence]
 
     def _form(self, alike: _AlikeForms) -> Form:
         occurrence = self._forms.get(alike, 0)
         self._forms[alike] = occurrence + 1
-        if occurrence == len(alike.forms):
-            alike.forms.append(Form(*alike.facts, occurrence))
+        while occurrence >= len(alike.forms):
+            alike.forms.append(Form(*alike.facts, len(alike.forms)))
         return alike.forms[occurrence]
 
     def rewind(self) -> None:
