@@ -2,8 +2,8 @@
 
 [Note: Recomputes as points] A recompute adds points right before the use that asks for it: one use of each of its
 inputs. It computes, and its result stays on the device from then on. A storage that another recompute needs before its
-own use is recomputed at that earlier moment. What a codec leaves of a storage is a lifetime of its own: saved where it
-is encoded, used where it is decoded, moved like any other. These lifetimes come after those of the recording.
+own use is recomputed at that earlier moment. The encoded bytes of a storage are a lifetime of their own: saved where
+they are encoded, used where they are decoded, moved like any other. These lifetimes come after those of the recording.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Asks who holds a tensor and its memory, by the counts that torch and Python keep.
 
-[Note: HolderCounts of holders] Memory that somebody else holds does not leave the device: the holder would see no later
+[Note: Counts of holders] Memory that somebody else holds does not leave the device: the holder would see no later
 write, and its own writes would be lost. Each holder shows in one of these counts:
 
     a view, a detached tensor, a graph               torch's count of the storage

@@ -125,7 +125,7 @@ class OptimizerState:
             self.deferral = Deferral(self.optimizer, self, self._hosts).entered()
 
     def left(self) -> None:
-        """The session that manages the state was left. What waits to be stepped is stepped."""
+        """Called when a session that manages the state ends. The last one runs the steps that are still deferred."""
         self._entries -= 1
         if self._entries:
             return
