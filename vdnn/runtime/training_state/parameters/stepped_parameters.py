@@ -76,7 +76,7 @@ class SteppedParameters:
 
 
 def away_now(parameter: torch.Tensor) -> AwayParameter | None:
-    """`parameter` if its data are on the host. An earlier copy on the device is dropped. If that copy is in use, the step
+    """`parameter` if its data are on the host. An earlier copy on the device is dropped. If it is in use, the step
     is made there. A parameter that the program moved stays on its device."""
     away = away_of(parameter)
     if away is None:
