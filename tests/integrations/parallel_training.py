@@ -11,6 +11,7 @@ import contextlib
 import copy
 import hashlib
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -26,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import (
@@ -302,6 +303,43 @@ def pipeline(rank: int, inside: Inside, kind: Any = Schedule1F1B, steps: int = S
     return parameters_of(mine)
 
 
+def interleaved(rank: int, inside: Inside) -> Named:
+    """Gives each rank two stages that do not follow each other, as interleaved 1F1B does."""
+    torch.manual_seed(0)
+    whole, count = blocks(4), dist.get_world_size()
+    mine = nn.ModuleList([whole[rank], whole[rank + count]])
+    stages: list[Any] = [
+        PipelineStage(one, rank + at * count, 2 * count, torch.device("cpu")) for at, one in enumerate(mine)
+    ]
+    pipe = ScheduleInterleaved1F1B(stages, n_microbatches=4, loss_fn=lambda out, target: (out - target).square().mean())
+    optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-2)
+    with inside(mine, optimizer):
+        for x in batches(0, STEPS):
+            if rank == 0:
+                pipe.step(x)
+            else:
+                pipe.step(target=x.flip(0), losses=[])
+            optimizer.step()
+            optimizer.zero_grad()
+    return parameters_of(mine)
+
+
+def sharded_optimizer(rank: int, inside: Inside) -> Named:
+    """Trains by DDP, where each rank has the optimizer's state of its part of the parameters: ZeRO, stage 1."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch 2.13's own torch.jit.script
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    torch.manual_seed(0)
+    model = replicated()
+    optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
+    with inside(model, optimizer):
+        for x in batches(rank):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return parameters_of(model)
+
+
 def _of(make: Make, *arguments: Any, **options: Any) -> Program:
     return lambda rank, inside: trained(make, rank, inside, *arguments, **options)
 
@@ -339,6 +377,8 @@ PROGRAMS: dict[str, Program] = {
     ),
     "1F1B": pipeline,
     "GPipe": partial(pipeline, kind=ScheduleGPipe),
+    "interleaved 1F1B": interleaved,
+    "DDP, ZeRO 1": sharded_optimizer,
 }
 
 
