@@ -149,7 +149,8 @@ def test_the_peak_of_a_rank_is_that_of_fsdp2_over_a_fake_process_group() -> None
     assert cards is not None
     whole = rehearse_training(subject_of(wide, batch), H100, name="wide", optimizer="sgd")
     one = on_one_rank(whole, cards).training
-    derived = max(cycle_of(one, all_alike(one, UnitPlacement())).needed_bytes)
+    libraries_bytes = H100.libraries["cublas_bytes"]  # the virtual machine counts tensors alone
+    derived = max(cycle_of(one, all_alike(one, UnitPlacement())).needed_bytes) - libraries_bytes
     assert seen <= derived <= 1.2 * seen
 
 
