@@ -81,7 +81,8 @@ std::shared_ptr<const PlanSearch> make_search(RecordedStep step) {
                                                           storages / 2 * storage_bytes,
                                                           candidates,
                                                           {},
-                                                          {0.0, {0.0, 14, 12}, 1}});
+                                                          {0.0, {0.0, 14, 12}, 1},
+                                                          {}});
 }
 
 // Searches in the background, as a session does that takes over what is found, or is left before.
