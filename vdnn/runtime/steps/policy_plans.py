@@ -5,7 +5,9 @@ step of each kind and size runs under the policy itself, and a log notes the act
 which it was released and reloaded. The plan of that log is followed from then on. Steps that differ from it are left to
 the policy where they differ, and are logged again, a few times.
 
-Policies that recompute try each recipe in each step instead (decision 92), so no plan here has one.
+[Note: Plans that recompute] Under the policy itself each recipe is tried at each save. Under its plan rechecks compare
+what recipes give, as under any plan. Recipes read copies of the operands that are not managed under both: no trial at
+the use has shown whether the program writes to them (snapshots.py).
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from vdnn.step.recording import PointKind, SaveKey
 
 _MOST_PLANS = 32  # as many as steps of one plan are settled in (settling.py)
 _MOST_FAILURES = 3
-_UNDECIDED_POINTS = 16  # until then it is known whether the action stays
 _MOST_POINTS = 1 << 16  # a program that ends no step logs no more
+_UNDECIDED_POINTS = 16  # until then it is known whether a mask is encoded, or an integer recomputed
 
 
 @dataclass(slots=True)
@@ -50,12 +52,18 @@ class _LoggedLife:
         return PlannedLifetime(self.nbytes, self.action, tuple(Absence(*points) for points in absences))
 
 
+def _action_of(managed: ManagedStorage) -> Action:
+    """The action that was taken. A later save of a discarded storage may ask for another one, which does nothing."""
+    return managed.action if managed.discarded is None else Action.RECOMPUTE
+
+
 class PolicyLog:
     """The log of one step: what the policy did. The step calls it in its hooks."""
 
     def __init__(self) -> None:
         self._points: list[tuple[PointKind, _LoggedLife, SaveKey | None]] = []
         self._lives: dict[int, _LoggedLife] = {}  # by lifetime; a hook that was interrupted may lack
+        self._encoded: dict[WatchedLifetime, _LoggedLife] = {}
         self._on_device: list[_LoggedLife] = []  # whose source is there, and whose action may change
         self._demand_reloads = 0
         self._is_whole = True  # nothing prevents a plan so far
@@ -69,8 +77,12 @@ class PolicyLog:
         if life is not None:
             self._add(PointKind.SAVE, life, key)
 
+    def saved_encoded(self, managed: ManagedStorage, watched: WatchedLifetime, key: SaveKey) -> None:
+        life = self._encoded[watched] = self._begin(managed)
+        self._add(PointKind.SAVE, life, key)
+
     def _begin(self, managed: ManagedStorage) -> _LoggedLife:
-        life = _LoggedLife(managed.reference, managed.nbytes, managed.action, len(self._points))
+        life = _LoggedLife(managed.reference, managed.nbytes, _action_of(managed), len(self._points))
         self._on_device.append(life)
         return life
 
@@ -88,7 +100,7 @@ class PolicyLog:
         if life.withdrawn is not None and life.withdrawn[0] == point:  # by this use, the last one
             life.absences[-1] = life.withdrawn[1]
         if managed is not None:
-            life.action = managed.action
+            life.action = _action_of(managed)
             reloads = managed.facts.counters.demand_reloads
             if reloads != self._demand_reloads and life.absences:
                 life.absences[-1] = life.absences[-1][0], None  # on demand: the plan does the same
@@ -97,13 +109,15 @@ class PolicyLog:
         self._add(PointKind.USE, life, None)
 
     def _life_of(self, watched: WatchedLifetime) -> _LoggedLife | None:
-        return None if watched.number is None else self._lives.get(watched.number)
+        return self._encoded.get(watched) if watched.number is None else self._lives.get(watched.number)
 
     def about_to_reload(self, watched: WatchedLifetime) -> None:
-        """A reload is next."""
+        """A reload or a recompute is next."""
         life, point = self._life_of(watched), len(self._points) - 1
         managed = None if life is None else life.reference()
         if life is None or managed is None:
+            return
+        if managed.discarded is not None:
             return
         released = life.absences[-1][0] if life.absences else life.begin
         if not life.absences or life.last_use > released:  # the next absence
@@ -127,7 +141,7 @@ class PolicyLog:
             managed = life.reference()
             if managed is None:
                 continue
-            life.action = managed.action
+            life.action = _action_of(managed)
             if managed.source.storage is not None:
                 if life.action is Action.OFFLOAD or point - life.begin < _UNDECIDED_POINTS:
                     left.append(life)
@@ -137,8 +151,10 @@ class PolicyLog:
 
     def plan(self, policy: str, transport: Transport) -> Plan | None:
         """The plan of the finished step; None if it cannot be followed."""
-        lives, last = list(self._lives.values()), len(self._points)
-        if not self._is_whole or not lives:
+        lives, last = [*self._lives.values(), *self._encoded.values()], len(self._points)
+        recomputes = any(life.action in (Action.RECOMPUTE, Action.COMPRESS) for life in lives)
+        finds_faults = transport.fake or transport.has_kernels or transport.integrity is not None
+        if not self._is_whole or not lives or (recomputes and not finds_faults):
             return None
         numbers = {id(life): number for number, life in enumerate(lives)}
         points = [PlannedPoint(kind, numbers[id(life)], key) for kind, life, key in self._points]

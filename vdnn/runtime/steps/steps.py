@@ -162,6 +162,8 @@ class StepWatch:
         self._on_step_end = on_step_end
         self._plans = PlanBook(options.plan, options.planner, options.folder)
         self._of_policy = None if options.policy is None else PolicyPlans(options.policy.name)
+        self.policy_recomputes = options.policy is not None and options.policy.recomputes
+        self._has_planned = False  # a plan has the last save
         self._resident_bytes = 0  # allocated when the step began
         self._modules = modules
         self.budget = BudgetLedger()
@@ -455,9 +457,14 @@ class StepWatch:
         return self.settling.begin(step, self._modules, counters, now_bytes, may_settle=may_settle)
 
     def saved(self, managed: ManagedStorage, tensor: torch.Tensor, node: Node | None, *, is_new: bool) -> Action | None:
-        """The planned action; None if no plan has this save."""
-        if not self._is_in_hook:
-            return None
+        """The planned action; None if no plan has this save. Then an online policy that recomputes has one too."""
+        action = self._planned(managed, tensor, node, is_new=is_new) if self._is_in_hook else None
+        self._has_planned = action is not None
+        return Action.RECOMPUTE if action is None and is_new and self.policy_recomputes else action
+
+    def _planned(
+        self, managed: ManagedStorage, tensor: torch.Tensor, node: Node | None, *, is_new: bool
+    ) -> Action | None:
         step = self._step
         if not is_new and step.lifetime_of(managed) is None:  # a save of an earlier step: not a point of this one
             if step.recorder is not None:
@@ -472,6 +479,11 @@ class StepWatch:
         if step.executor is not None and step.executor.is_outgrown and isinstance(step.guard, PlanGuard):
             self._guard_the_rest(step)
         return action
+
+    @property
+    def policy_decides(self) -> bool:
+        """True if an online policy that recomputes decides about the last save."""
+        return self.policy_recomputes and not self._has_planned
 
     @property
     def keeps_for(self) -> Kept:
@@ -631,6 +643,7 @@ class StepWatch:
             if host_bytes is not None:
                 self.transport.fit_host_memory(host_bytes, is_awaited=self._plans.is_virtual)
         step.guard = self._guards.guard(self.transport, executor, self._resident_bytes, now_bytes)
+        self._has_planned = executor is not None  # of the first save, if the gate serves it
         if executor is not None:
             executor.begin_step()
         if self.settling.is_expected and not self.settling.serves(step, is_recorded=self._plans.records_step):
@@ -690,6 +703,7 @@ class UnwatchedSteps:
     def __init__(self, on_step_end: Callable[[], None], *, recomputes: bool) -> None:
         self.steps = 0  # the number of finished steps
         self.recomputes = recomputes
+        self.policy_recomputes = self.policy_decides = recomputes
         self._action = Action.RECOMPUTE if recomputes else None
         self._on_step_end = on_step_end
 

@@ -286,6 +286,10 @@ class WatchedStep:
     def saved_encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
         """Counts the save of encoded bytes, which only a plan has; returns the planned action."""
         if self.executor is None:
+            if self.log is not None:
+                watched = WatchedLifetime(self, None, None)
+                managed.watch(watched)
+                self.log.saved_encoded(managed, watched, key)
             return None
         self.point += 1
         planned = self.executor.saved(managed, key, self.keys.form_of_encoded(key), is_new=True)
