@@ -41,7 +41,6 @@ class _LoggedLife:
     begin: int  # the point of its first save
     absences: list[tuple[int, int | None]] = field(default_factory=list)
     has_unused_reload: bool = False
-    withdrawn: tuple[int, tuple[int, int | None]] | None = None  # the last absence, as it was before that point
     last_use: int = -1
 
     def planned(self, last: int) -> PlannedLifetime:
@@ -52,17 +51,12 @@ class _LoggedLife:
         return PlannedLifetime(self.nbytes, self.action, tuple(Absence(*points) for points in absences))
 
 
-def _action_of(managed: ManagedStorage) -> Action:
-    """The action that was taken. A later save of a discarded storage may ask for another one, which does nothing."""
-    return managed.action if managed.discarded is None else Action.RECOMPUTE
-
-
 class PolicyLog:
     """The log of one step: what the policy did. The step calls it in its hooks."""
 
     def __init__(self) -> None:
         self._points: list[tuple[PointKind, _LoggedLife, SaveKey | None]] = []
-        self._lives: dict[int, _LoggedLife] = {}  # by lifetime; a hook that was interrupted may lack
+        self._lives: list[_LoggedLife] = []
         self._encoded: dict[WatchedLifetime, _LoggedLife] = {}
         self._on_device: list[_LoggedLife] = []  # whose source is there, and whose action may change
         self._demand_reloads = 0
@@ -70,19 +64,16 @@ class PolicyLog:
 
     def saved(self, managed: ManagedStorage, number: int, key: SaveKey, *, is_new: bool) -> None:
         if is_new:
-            self._lives[number] = self._begin(managed)
+            self._lives.append(self._begin(managed))
         self._demand_reloads = managed.facts.counters.demand_reloads
-        life = self._lives.get(number)
-        self._is_whole = self._is_whole and life is not None
-        if life is not None:
-            self._add(PointKind.SAVE, life, key)
+        self._add(PointKind.SAVE, self._lives[number], key)
 
     def saved_encoded(self, managed: ManagedStorage, watched: WatchedLifetime, key: SaveKey) -> None:
         life = self._encoded[watched] = self._begin(managed)
         self._add(PointKind.SAVE, life, key)
 
     def _begin(self, managed: ManagedStorage) -> _LoggedLife:
-        life = _LoggedLife(managed.reference, managed.nbytes, _action_of(managed), len(self._points))
+        life = _LoggedLife(managed.reference, managed.nbytes, managed.action, len(self._points))
         self._on_device.append(life)
         return life
 
@@ -97,19 +88,17 @@ class PolicyLog:
             self._is_whole = False
             return
         managed, point = life.reference(), len(self._points)
-        if life.withdrawn is not None and life.withdrawn[0] == point:  # by this use, the last one
-            life.absences[-1] = life.withdrawn[1]
         if managed is not None:
-            life.action = _action_of(managed)
+            life.action = managed.action
             reloads = managed.facts.counters.demand_reloads
             if reloads != self._demand_reloads and life.absences:
                 life.absences[-1] = life.absences[-1][0], None  # on demand: the plan does the same
             self._demand_reloads = reloads
-        life.has_unused_reload, life.last_use, life.withdrawn = False, point, None
+        life.has_unused_reload, life.last_use = False, point
         self._add(PointKind.USE, life, None)
 
     def _life_of(self, watched: WatchedLifetime) -> _LoggedLife | None:
-        return self._encoded.get(watched) if watched.number is None else self._lives.get(watched.number)
+        return self._encoded.get(watched) if watched.number is None else self._lives[watched.number]
 
     def about_to_reload(self, watched: WatchedLifetime) -> None:
         """A reload or a recompute is next."""
@@ -131,7 +120,6 @@ class PolicyLog:
         life = self._life_of(watched)
         if life is not None and life.has_unused_reload:  # a trial's, or one that the backward pass skipped
             life.has_unused_reload = False
-            life.withdrawn = len(self._points), life.absences[-1]
             life.absences[-1] = life.absences[-1][0], None
 
     def hook_ended(self) -> None:
@@ -141,7 +129,7 @@ class PolicyLog:
             managed = life.reference()
             if managed is None:
                 continue
-            life.action = _action_of(managed)
+            life.action = managed.action
             if managed.source.storage is not None:
                 if life.action is Action.OFFLOAD or point - life.begin < _UNDECIDED_POINTS:
                     left.append(life)
@@ -151,7 +139,7 @@ class PolicyLog:
 
     def plan(self, policy: str, transport: Transport) -> Plan | None:
         """The plan of the finished step; None if it cannot be followed."""
-        lives, last = [*self._lives.values(), *self._encoded.values()], len(self._points)
+        lives, last = [*self._lives, *self._encoded.values()], len(self._points)
         recomputes = any(life.action in (Action.RECOMPUTE, Action.COMPRESS) for life in lives)
         finds_faults = transport.fake or transport.has_kernels or transport.integrity is not None
         if not self._is_whole or not lives or (recomputes and not finds_faults):
