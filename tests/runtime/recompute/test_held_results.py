@@ -61,7 +61,7 @@ def test_a_trial_recomputes_nothing_that_earlier_ones_made(open_session: OpenSes
     assert session.counters.recomputes <= session.counters.discarded
 
 
-def test_each_value_is_tried_in_each_step_where_nothing_rechecks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_value_is_tried_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     trials, run = [], Trial.run
 
     def noted(trial: Trial) -> torch.Tensor:
@@ -71,7 +71,7 @@ def test_each_value_is_tried_in_each_step_where_nothing_rechecks(monkeypatch: py
     monkeypatch.setattr(Trial, "run", noted)
     model, x = _network()
     counts = []
-    with vdnn.offload("recompute-all", device="sim", min_bytes=0, recheck=0) as session:
+    with vdnn.offload("recompute-all", device="sim", min_bytes=0) as session:
         for _ in range(3):
             model(x).square().sum().backward()
             session.step()

@@ -7,10 +7,10 @@ moment. So if a program writes to an operand in between in every step, in whatev
 whose result differs is not used for that save key again, and this is reported once.
 
 A recipe's signature holds its operations, scalars, shapes, strides, dtypes and settings. Writes that autograd does not
-record leave no trace in the graph. Where an online policy discards by itself, earlier trials do not count, and every
-value is compared. Tensors without data cannot be compared: their recipes are trusted, and a trial only measures the
-cost. Rechecks (rechecks.py) find what changes in some steps only. If the user gives a tolerance, recipes whose result
-is within it are used too.
+record leave no trace in the graph. In sessions that do not follow steps there are no save keys, and every value is
+compared. Tensors without data cannot be compared: their recipes are trusted, and a trial only measures the cost.
+Rechecks (rechecks.py) find what changes in some steps only. If the user gives a tolerance, recipes whose result is
+within it are used too.
 
 [Note: Trials of other sizes] A recipe whose operations work on each number or row by itself is not tried again at every
 size: once it was exact at a save of the same form, it is followed at other sizes, and its first two results there are
@@ -182,15 +182,13 @@ class Proofs:
         has_room: HasRoom = always,
         *,
         measures: bool,
-        tries_again: bool = False,
     ) -> Outcome:
         """Try the recipe while the original is on the device, once for each save key. Without room for that it waits
         for its use, if its cost is known. With `measures` its cost is known afterwards, if it succeeds: a recording
-        needs it, and a step that follows a plan does not. With `tries_again` earlier trials do not count: a policy
-        that discards without a plan compares every value."""
+        needs it, and a step that follows a plan does not."""
         if recipe.name in disabled_recipes:
             return Outcome.WRONG
-        known = None if place is None or tries_again else self._known_at(place)
+        known = None if place is None else self._known_at(place)
         is_enough = not measures or self._costs.get(recipe.signature) is not None
         if known is Outcome.WRONG or (known is not None and is_enough):
             return known
@@ -201,9 +199,7 @@ class Proofs:
         source = managed.source.storage
         original = None if source is None else (source, 0)
         outcome = self._try(managed, recipe, original, gauges, measures=not is_enough)
-        # A plan follows no recipe that was ever wrong at this save, though it may be right in another step.
-        was_wrong = tries_again and place is not None and self._outcomes.get(place.sized) is Outcome.WRONG
-        if place is not None and outcome is not Outcome.UNKNOWN and not was_wrong:
+        if place is not None and outcome is not Outcome.UNKNOWN:
             self._note(place, outcome)
         return outcome
 

@@ -1,14 +1,14 @@
-"""Copies of the leaves and small saves that recipes read, for an online policy that discards.
+"""Copies of the leaves and small saves that recipes read, for a policy that discards without a plan.
 
-With a planner, the recorded step has tried each recipe at the use. An online policy has no such step, also where the
-session follows a plan of what it did. So nothing shows whether a program writes to a parameter between forward and
-backward: a write through `.data` changes no version counter. Operands that are not managed are therefore copied when
-the first recipe of a step needs them, and recipes read the copies.
+With a plan, the recorded step has tried each recipe at the use. Without a plan, nothing shows whether a program writes
+to a parameter between forward and backward: a write through `.data` changes no version counter. So operands that are
+not managed are copied when the first recipe of a step needs them, and recipes read the copies.
 """
 
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -33,8 +33,7 @@ class Snapshots:
 
     def of(self, recipe: Recipe) -> Recipe:
         """The recipe, with copies in place of operands that are not managed."""
-        given = tuple([self._copied(one) for one in recipe.given])
-        return Recipe(recipe.template, recipe.operands, given, recipe.nodes, recipe.light_operands)
+        return replace(recipe, given=tuple(self._copied(given) for given in recipe.given))
 
     def _copied(self, given: Given) -> Given:
         if isinstance(given, (PackedView, Constant, KeptSave, LightSave)):

@@ -80,8 +80,8 @@ def offload(
     memory (``device="sim"``), nothing can be planned, and ``"auto"`` moves everything.
 
     Args:
-        policy: The name of a policy (docs/policies.md), or a policy of your own. ``"keep"``, ``"vdnn-all"``,
-            ``"vdnn-conv"`` and ``"recompute-all"`` without a budget decide at each save, and later steps do the same.
+        policy: The name of a policy (docs/policies.md), or a policy of your own. ``"keep"``, ``"vdnn-all"`` and
+            ``"vdnn-conv"`` without a budget decide at every save and plan nothing.
         budget: Device memory that a step may take: ``"12GiB"``, a share of the device (``"80%"``), a number of bytes,
             or ``"min"`` for the least that any plan reaches. Default: the memory that the device has.
         plan: A plan to follow, such as ``Plan.load("plan.json")``. It replaces ``policy`` and ``budget``.
@@ -176,9 +176,6 @@ def offload(
             "tolerance: this session recomputes nothing. Give a budget, a plan, measure=True, or the policy "
             "'recompute-all'."
         )
-    follows_policy = online.may_offload and (not online.recomputes or (limit is None and recheck > 0))
-    if steps is None and follows_policy:
-        steps = StepOptions(recomputes=online.recomputes, policy=online)
     budget_bytes = None if wanted is None else wanted.fixed_bytes(_device_bytes(device))
     options = TransportOptions(
         host_bytes,

@@ -19,7 +19,7 @@ from vdnn.runtime.session.exemptions import Exemptions
 from vdnn.runtime.session.missing import Missing
 from vdnn.runtime.session.session_recipes import SessionRecipes
 from vdnn.runtime.steps.steps import Steps, StepWatch
-from vdnn.runtime.storage.counters import Counters
+from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.storage.deferred_copies import DeferredCopies
 from vdnn.runtime.storage.facts import StorageFacts, is_dense
 from vdnn.runtime.storage.lookahead import Lookahead
@@ -189,7 +189,7 @@ class Saves:
             if planned in (_RECOMPUTE, _COMPRESS):
                 self._discard(packed, tensor, node)
             elif planned is _KEEP:
-                self.counters.keep(self.steps.keeps_for, managed.nbytes)
+                self.counters.keep(Kept.PLAN, managed.nbytes)
         if self.recipes is not None and part is tensor:
             self.recipes.saved(packed, tensor, node, is_new=is_new)
         if self.after_save is not None:

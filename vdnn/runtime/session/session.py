@@ -214,7 +214,7 @@ class Session(contextlib.ContextDecorator):
     @property
     def num_steps(self) -> int:
         """The number of completed steps, with those of earlier sessions whose plans this one shares. In a session
-        that neither plans nor measures nor offloads, a step ends at session.step() or an optimizer's step only."""
+        without a plan and without a measurement, a step ends at session.step() or an optimizer's step only."""
         return self._engine.steps.steps
 
     @property

@@ -100,7 +100,7 @@ class SessionRecipes:
         self._codecs = steps.codecs
         self._our_unpack = our_unpack
         self._steps = steps
-        self._held = HeldResults() if steps.policy_recomputes else None
+        self._held = None if steps.is_watching else HeldResults()
         self._proofs = Proofs(tolerance, self._held)
         self._rechecks = rechecks
         self.readers = readers
@@ -217,7 +217,7 @@ class SessionRecipes:
             if self._rechecks.are_due(transport, signature, save_key, place.shapeless):
                 return None
             proven[event] = signature, self._proofs.refuted
-        return self._snapshots.of(recipe) if self._steps.policy_recomputes else recipe
+        return recipe
 
     def _search(self, packed: PackedView, tensor: torch.Tensor, node: Any, *, discards: bool) -> bool:
         managed = packed.managed
@@ -275,15 +275,12 @@ class SessionRecipes:
         operands = [operand.managed for operand in recipe.operands]
         if managed in operands or (self._are_inexact and any(one in self._inexact for one in operands)):
             return False
-        tries_again = discards and self._steps.policy_decides
-        if discards and self._steps.policy_recomputes:
+        if discards and not self._steps.is_watching:
             recipe = self._snapshots.of(recipe)
         # What a plan recomputes takes more if it is kept than its trial does.
         has_room = self._making_room(managed, recipe) if discards else self._has_room(managed)
         place = self._place_of(managed.transport, recipe, save_key, form)
-        outcome = self._proofs.at_save(
-            managed, recipe, place, self._gauges, has_room, measures=not discards, tries_again=tries_again
-        )
+        outcome = self._proofs.at_save(managed, recipe, place, self._gauges, has_room, measures=not discards)
         waits_for_use = outcome is Outcome.WAITS and not discards
         is_checked = outcome is Outcome.WAITS and discards  # see [Note: Trials under stored plans] in proofs.py
         if is_checked:

@@ -32,6 +32,7 @@ from vdnn.runtime.session.saves import Saves
 from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import NO_LIFETIME, Event, EventKind
 from vdnn.runtime.steps.steps import StepWatch
+from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.discarded import CountedRecipe
 from vdnn.runtime.storage.kept import kept_tensor
 from vdnn.runtime.storage.packed_view import PackedView, full_view
@@ -176,7 +177,7 @@ class SettledHooks:
             managed.action = action
             saves.deferred.when_complete(managed, node)
             if action is _KEEP:
-                saves.counters.keep(followed.executor.keeps_for, managed.nbytes)
+                saves.counters.keep(Kept.PLAN, managed.nbytes)
         if saves.recipes is not None and followed.executor.recomputes:
             saves.recipes.saved(packed, tensor, node, is_new=is_new)
         self._act(followed, index)

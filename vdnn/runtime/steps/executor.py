@@ -16,7 +16,6 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.step.forms import Form, Forms, without_numbers
 from vdnn.step.plan import Action, Plan
@@ -74,15 +73,10 @@ class _PlannedSave(NamedTuple):
 
 class Executor:
     """Follows one plan, step after step. `is_given`: the plan is the user's, who is warned of a step that differs. A
-    plan that vdnn made leaves a line in the log. `is_of_policy`: it is what an online policy does, which decides about
-    saves that differ, and nothing is said of them."""
+    plan that vdnn made leaves a line in the log."""
 
-    def __init__(
-        self, plan: Plan, occupancy: Occupancy | None = None, *, is_given: bool = False, is_of_policy: bool = False
-    ) -> None:
+    def __init__(self, plan: Plan, occupancy: Occupancy | None = None, *, is_given: bool = False) -> None:
         self.plan = plan
-        self.is_of_policy = is_of_policy
-        self.keeps_for = Kept.POLICY if is_of_policy else Kept.PLAN
         self.recomputes = any(one.is_recomputed for one in plan.lifetimes)
         self.keeps_everything = all(one.action is Action.KEEP for one in plan.lifetimes)
         self._occupancy = occupancy
@@ -92,7 +86,7 @@ class Executor:
         self.checked_bytes = 0  # the highest peak of those
         self.differences = 0  # saves of this step that differ from the plan
         self.first_difference: str | None = None
-        self._has_warned = is_of_policy
+        self._has_warned = False
         self.has_grown = False  # a save of this step is larger than planned
         self.is_outgrown = False  # a save of this step is far larger
         forms = Forms()
@@ -176,7 +170,7 @@ class Executor:
     def recomputes_like(self, form: Form) -> bool:
         """True if the plan recomputes the save that is nearest to this one, of those that differ from it in numbers
         only: the same operation of another layer or expert."""
-        alike = None if self._is_given or self.is_of_policy else self._alike.get(without_numbers(form))
+        alike = None if self._is_given else self._alike.get(without_numbers(form))
         if not alike:
             return False
         nearest = min(alike, key=lambda index: abs(index - self._next_save))

@@ -132,7 +132,7 @@ class _Compiled:
         self.native = script.native_of(self.events)
         self.keys = [event.key for event in self.events if event.key is not None]
         self.saves = {event.form: event.nbytes for event in self.events if event.form is not None}
-        self._counted, self._saved_bytes, self._kept_bytes = _counted(bare, self.events, script.keeps_for)
+        self._counted, self._saved_bytes, self._kept_bytes = _counted(bare, self.events)
 
     def script_for(self, first: SaveKey, plan: Plan) -> StepScript | None:
         known = zip(first.size, self._known, self._varied, strict=True)
@@ -265,11 +265,11 @@ def _merged(one: list[Event], other: list[Event]) -> list[Event] | None:
 
 
 def _counted(
-    bare: Sequence[Event], events: Sequence[Event], keeps_for: Kept
+    bare: Sequence[Event], events: Sequence[Event]
 ) -> tuple[Counters, Counter[int], Counter[tuple[Kept, int]]]:
     """The counts of a step without bytes; and the indices of the bytes that it saves and keeps, with their number."""
     counted = Counters()
-    count_events(bare, counted, keeps_for)
+    count_events(bare, counted)
     counted.kept_bytes.clear()
     saved, kept = Counter[int](), Counter[tuple[Kept, int]]()
     for event in events:
@@ -278,7 +278,7 @@ def _counted(
         if event.kind is EventKind.EXEMPT and event.reason is not None:
             kept[event.reason, event.nbytes] += 1
         elif event.kind is EventKind.KEPT and event.is_new:
-            kept[keeps_for, event.storage_bytes] += 1
+            kept[Kept.PLAN, event.storage_bytes] += 1
     return counted, saved, kept
 
 

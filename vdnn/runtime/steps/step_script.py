@@ -128,7 +128,6 @@ class StepScript:
         self._whole: Counters | None = None  # the counts of the whole step
         self.proven: dict[int, tuple[Hashable, int]] = {}  # see SessionRecipes.proven
         self.planned = {one.lifetime: one.planned for one in events if one.is_new}
-        self.keeps_for = Kept.PLAN if step.executor is None else step.executor.keeps_for
         self._follow(events)
 
     def _follow(self, events: tuple[Event, ...]) -> None:
@@ -187,7 +186,7 @@ class StepScript:
     def count(self, counters: Counters, end: int) -> None:
         """Counts what hooks that did not run would have counted, of the events before `end`."""
         if end < len(self.events):
-            count_events(self.events[:end], counters, self.keeps_for)
+            count_events(self.events[:end], counters)
             return
         if self._whole is None:
             self._whole = self._count_whole()
@@ -195,12 +194,12 @@ class StepScript:
 
     def _count_whole(self) -> Counters:
         whole = Counters()
-        count_events(self.events, whole, self.keeps_for)
+        count_events(self.events, whole)
         return whole
 
 
-def count_events(events: Sequence[Event], counters: Counters, keeps_for: Kept) -> None:
-    """Counts what hooks that did not run would have counted. `keeps_for`: the reason of saves that the plan keeps."""
+def count_events(events: Sequence[Event], counters: Counters) -> None:
+    """Counts what hooks that did not run would have counted."""
     for event in events:
         if event.kind is EventKind.USE:
             counters.uses += 1
@@ -212,6 +211,6 @@ def count_events(events: Sequence[Event], counters: Counters, keeps_for: Kept) -
         if event.kind is EventKind.EXEMPT and event.reason is not None:
             counters.keep(event.reason, event.nbytes)
         elif event.kind is EventKind.KEPT and event.is_new:
-            counters.keep(keeps_for, event.storage_bytes)
+            counters.keep(Kept.PLAN, event.storage_bytes)
         elif event.kind is EventKind.KEPT:
             counters.shared_saves += 1

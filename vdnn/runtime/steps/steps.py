@@ -21,7 +21,6 @@ from torch.autograd.graph import Node
 
 from vdnn._C import KeptSave
 from vdnn.errors import VdnnError
-from vdnn.planning.policies import OnlinePolicy
 from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute.codecs import LOSSLESS
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
@@ -34,11 +33,10 @@ from vdnn.runtime.steps.plan_book import PlanBook
 from vdnn.runtime.steps.plan_guard import PlanGuard
 from vdnn.runtime.steps.plan_store import PlanFolder
 from vdnn.runtime.steps.planner import BudgetPlanner
-from vdnn.runtime.steps.policy_plans import PolicyPlans
 from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.settling import Settling
 from vdnn.runtime.steps.watched_step import ObservedHook, WatchedStep
-from vdnn.runtime.storage.counters import Counters, Kept
+from vdnn.runtime.storage.counters import Counters
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
 from vdnn.runtime.storage.transport import Transport
@@ -54,8 +52,7 @@ from vdnn.step.timeline import Timeline
 class StepOptions:
     """Options for steps. Without gauges nothing is recorded or measured; following a plan needs none. `measures`: every
     step is measured, not only those that are recorded or checked. `recomputes`: plans may recompute storages, or pack
-    them by these codecs. `folder` has the plans of earlier runs. `policy`: there is no planner, and what this online
-    policy did in a step is the plan of later ones."""
+    them by these codecs. `folder` has the plans of earlier runs."""
 
     gauges_for: Callable[[Transport], Gauges] | None = None
     measures: bool = False
@@ -65,7 +62,6 @@ class StepOptions:
     recomputes: bool = True
     codecs: tuple[str, ...] = LOSSLESS
     folder: PlanFolder | None = None
-    policy: OnlinePolicy | None = None
 
     @property
     def unmeasured_steps(self) -> int:
@@ -161,9 +157,6 @@ class StepWatch:
         self.codecs = options.codecs
         self._on_step_end = on_step_end
         self._plans = PlanBook(options.plan, options.planner, options.folder)
-        self._of_policy = None if options.policy is None else PolicyPlans(options.policy.name)
-        self.policy_recomputes = options.policy is not None and options.policy.recomputes
-        self._has_planned = False  # a plan has the last save
         self._resident_bytes = 0  # allocated when the step began
         self._modules = modules
         self.budget = BudgetLedger()
@@ -183,7 +176,7 @@ class StepWatch:
     @property
     def plan(self) -> Plan | None:
         executor = self._step.executor
-        return self._plans.latest if executor is None or executor.is_of_policy else executor.plan
+        return self._plans.latest if executor is None else executor.plan
 
     @property
     def save_key(self) -> SaveKey | None:
@@ -265,8 +258,6 @@ class StepWatch:
         if found is Found.WERE_CUT and self.steps:
             self.steps, self._measured.last_recorded = 0, None
             self._plans.forget_made()
-            if self._of_policy is not None:
-                self._of_policy.forget()
         if self._ends.is_due():
             self.end_step()
 
@@ -333,8 +324,6 @@ class StepWatch:
         self._plans.tell_kind(step.keys)
         self._finish_observers(step, outliving)
         self._plans.ended(step.keys)
-        if self._of_policy is not None and self.transport is not None:
-            self._of_policy.ended(step.keys, step.executor, step.log, self.transport)
         step.close()
 
     def end_step_if_graphs_are_gone(self) -> None:
@@ -415,7 +404,7 @@ class StepWatch:
         """A hook ends. `interruption`: the class of the exception that interrupted it."""
         try:
             step = self._step
-            if interruption is None and step.acts_in_hooks:
+            if interruption is None and (step.executor is not None or step.guard is not None):
                 step.make_moves()
         finally:
             observed = self._observed
@@ -457,14 +446,9 @@ class StepWatch:
         return self.settling.begin(step, self._modules, counters, now_bytes, may_settle=may_settle)
 
     def saved(self, managed: ManagedStorage, tensor: torch.Tensor, node: Node | None, *, is_new: bool) -> Action | None:
-        """The planned action; None if no plan has this save. Then an online policy that recomputes has one too."""
-        action = self._planned(managed, tensor, node, is_new=is_new) if self._is_in_hook else None
-        self._has_planned = action is not None
-        return Action.RECOMPUTE if action is None and is_new and self.policy_recomputes else action
-
-    def _planned(
-        self, managed: ManagedStorage, tensor: torch.Tensor, node: Node | None, *, is_new: bool
-    ) -> Action | None:
+        """The planned action; None if no plan has this save."""
+        if not self._is_in_hook:
+            return None
         step = self._step
         if not is_new and step.lifetime_of(managed) is None:  # a save of an earlier step: not a point of this one
             if step.recorder is not None:
@@ -479,17 +463,6 @@ class StepWatch:
         if step.executor is not None and step.executor.is_outgrown and isinstance(step.guard, PlanGuard):
             self._guard_the_rest(step)
         return action
-
-    @property
-    def policy_decides(self) -> bool:
-        """True if an online policy that recomputes decides about the last save."""
-        return self.policy_recomputes and not self._has_planned
-
-    @property
-    def keeps_for(self) -> Kept:
-        """The reason of saves that the plan keeps."""
-        executor = self._step.executor
-        return Kept.PLAN if executor is None else executor.keeps_for
 
     @property
     def has_guard_alone(self) -> bool:
@@ -627,8 +600,6 @@ class StepWatch:
                     raise
                 self._plans.require_foreseen_fit(step.keys, self._resident_bytes - movable_bytes, other_bytes)
             executor = self._plans.choose(step.keys, now_bytes - movable_bytes - freed_bytes, free_state)
-            if self._of_policy is not None:
-                executor, step.log = self._of_policy.choose(step.keys)
             if executor is None and self._plans.is_planning:
                 free_state()
             step.executor = executor
@@ -638,12 +609,11 @@ class StepWatch:
         now_bytes -= freed_bytes
         if self.transport is not None:
             # A plan itself bounds the bytes that copies in flight hold.
-            self.transport.set_windows(open_wide=executor is not None and not executor.is_of_policy)
+            self.transport.set_windows(open_wide=executor is not None)
             host_bytes = self._plans.take_host_bytes()
             if host_bytes is not None:
                 self.transport.fit_host_memory(host_bytes, is_awaited=self._plans.is_virtual)
         step.guard = self._guards.guard(self.transport, executor, self._resident_bytes, now_bytes)
-        self._has_planned = executor is not None  # of the first save, if the gate serves it
         if executor is not None:
             executor.begin_step()
         if self.settling.is_expected and not self.settling.serves(step, is_recorded=self._plans.records_step):
@@ -698,12 +668,10 @@ class UnwatchedSteps:
     save_form = None
     follows_stored_plan = False
     stored_lines: tuple[str, ...] = ()
-    keeps_for = Kept.PLAN
 
     def __init__(self, on_step_end: Callable[[], None], *, recomputes: bool) -> None:
         self.steps = 0  # the number of finished steps
         self.recomputes = recomputes
-        self.policy_recomputes = self.policy_decides = recomputes
         self._action = Action.RECOMPUTE if recomputes else None
         self._on_step_end = on_step_end
 

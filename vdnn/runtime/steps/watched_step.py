@@ -21,7 +21,6 @@ from vdnn.runtime.steps.ends import Alive, StepEnds
 from vdnn.runtime.steps.executor import EncodedSave, Executor
 from vdnn.runtime.steps.guard import Guard
 from vdnn.runtime.steps.measurement import Meter
-from vdnn.runtime.steps.policy_plans import PolicyLog
 from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.storage.counters import Kept
@@ -112,7 +111,6 @@ class WatchedStep:
         # What one node has saved, with autograd's sequence number: see StepWatch.passed_weight.
         self.weight: tuple[int, torch.Size] | None = None
         self.operand: tuple[int, torch.Size] | None = None
-        self.log: PolicyLog | None = None  # of a step in which an online policy decides
         self.meter: Meter | None = None
         self.recorder: Recorder | None = None
         self._ends_to: Recorder | None = None  # the recorder, also after the step
@@ -157,7 +155,7 @@ class WatchedStep:
 
     def close(self) -> None:
         """The step is over."""
-        self.recorder = self.meter = self.executor = self.guard = self.log = None
+        self.recorder = self.meter = self.executor = self.guard = None
 
     def lifetime_of(self, managed: ManagedStorage) -> WatchedLifetime | None:
         """The lifetime of a storage that this step saved; None for that of another step."""
@@ -213,8 +211,6 @@ class WatchedStep:
             raise RuntimeError(f"expected a storage of a lifetime of this step, got one of none at {key}")
         if self.recorder is not None:
             self.recorder.saved(managed, watched.number, key, is_new=is_new)
-        if self.log is not None:
-            self.log.saved(managed, watched.number, key, is_new=is_new)
         executor = None if self.executor is None or self.executor.is_outgrown else self.executor
         if executor is not None:
             planned = executor.saved(managed, key, self.keys.form, is_new)
@@ -286,10 +282,6 @@ class WatchedStep:
     def saved_encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
         """Counts the save of encoded bytes, which only a plan has; returns the planned action."""
         if self.executor is None:
-            if self.log is not None:
-                watched = WatchedLifetime(self, None, None)
-                managed.watch(watched)
-                self.log.saved_encoded(managed, watched, key)
             return None
         self.point += 1
         planned = self.executor.saved(managed, key, self.keys.form_of_encoded(key), is_new=True)
@@ -306,8 +298,6 @@ class WatchedStep:
         self.point += 1
         if self.recorder is not None and watched.number is not None:
             self.recorder.used(watched.number)
-        if self.log is not None:
-            self.log.used(watched)
         if self.executor is None:
             return False
         if watched.planned is not None:
@@ -315,16 +305,9 @@ class WatchedStep:
         decides = self.guard is not None and watched.number is not None and self.guard.used(watched.number)
         return decides or (watched.planned is not None and not self.executor.is_outgrown)
 
-    @property
-    def acts_in_hooks(self) -> bool:
-        """True if a plan, a guard or a log has something to do at the end of each hook."""
-        return self.executor is not None or self.guard is not None or self.log is not None
-
     def make_moves(self) -> None:
         """Issues what the plan moves at this point, and then what the guard evicts: the plan makes room by then."""
         executor, guard = self.executor, self.guard
-        if self.log is not None:
-            self.log.hook_ended()
         if guard is None:
             if executor is not None:
                 executor.make_moves()
@@ -392,13 +375,9 @@ class WatchedStep:
     def released_reload(self, watched: WatchedLifetime) -> None:
         if self.guard is not None and watched.number is not None:
             self.guard.is_gone(watched.number)
-        if self.log is not None:
-            self.log.released_reload(watched)
         self._notify(Recorder.released_reload, watched)
 
     def about_to_reload(self, watched: WatchedLifetime) -> None:
-        if self.log is not None:
-            self.log.about_to_reload(watched)
         self._notify(Recorder.about_to_reload, watched)
 
     def _notify(self, notice: Callable[[Recorder, int], None], watched: WatchedLifetime) -> None:
