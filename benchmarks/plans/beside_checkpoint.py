@@ -61,7 +61,7 @@ def run_checkpointed(
     make: Callable[[int], Workload], batch: int, hardware: str, kinds: Sequence[str]
 ) -> tuple[int, int]:
     """The peak and the time of the second step."""
-    with VirtualMachine(hardware) as machine, stage(machine):
+    with VirtualMachine(hardware, workspaces=True) as machine, stage(machine):
         workload = make(batch)
         machine.tracker.track([workload.model, workload.inputs])
         if not checkpointed(workload.model, kinds):
