@@ -811,12 +811,11 @@ class RunningModules:
         """The facts that are noted in settled steps, by the id of their module."""
     def notes_all(self, /) -> bool:
         """True if all facts are noted on this thread now."""
+    def rest(self, begins: bool, /) -> None:
+        """Calls on this thread are not followed from now on, or are again: what is not read at a save is unknown then.
+        Telling it twice does nothing."""
     def begin_anew(self, of_thread: object, /) -> None:
         """No module runs any more. The attribute `stack` of `of_thread` is the list of a thread."""
-
-def calls_rest(begins: bool, /) -> None:
-    """A watch of this thread does not follow calls of modules from now on, or follows them again: what is not read at a
-    save is not known then."""
 
 def modules_around(node: int, /) -> list[int]:
     """The ids of the modules at the last module boundary ahead of this node and at the first behind it, where no

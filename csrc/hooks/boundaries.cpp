@@ -17,9 +17,9 @@ void Boundaries::cross(const Boundary& boundary) {
   has_skipped_ = has_skipped_ || !boundary.is_read;
 }
 
-void Boundaries::rest(bool begins) {
-  resting_ += begins ? 1 : -1;
-  if (count_ > 0) {
+void Boundaries::rest(std::uintptr_t watch, bool begins) {
+  const bool is_new = begins ? resting_.insert(watch).second : resting_.erase(watch) > 0;
+  if (is_new && count_ > 0) {
     cross({last_[(count_ - 1) % kMost].node, 0, false});
   }
 }
@@ -29,7 +29,7 @@ void Boundaries::read(std::int64_t node) {
   if (last == nullptr || last->node != node || !last->is_read) {
     cross({node, 0, true});
   }
-  if (resting_ > 0) {
+  if (!resting_.empty()) {
     cross({node, 0, false});
   }
 }

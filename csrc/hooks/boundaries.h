@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <unordered_set>
 
 namespace vdnn::hooks {
 
@@ -21,8 +22,8 @@ class Boundaries final {
   static Boundaries& here();
 
   void cross(const Boundary& boundary);
-  // A watch of calls rests from now on, or no more. While one does, every reading has an unread boundary behind it.
-  void rest(bool begins);
+  // This watch of calls rests from now on, or no more. While one does, every reading has an unread boundary behind it.
+  void rest(std::uintptr_t watch, bool begins);
   // The settings were read behind the last node that is older than this one.
   void read(std::int64_t node);
 
@@ -42,7 +43,7 @@ class Boundaries final {
   std::array<Boundary, kMost> last_{};
   std::size_t count_ = 0;
   bool has_skipped_ = false;
-  int resting_ = 0;
+  std::unordered_set<std::uintptr_t> resting_;
 };
 
 }  // namespace vdnn::hooks

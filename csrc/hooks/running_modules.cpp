@@ -363,17 +363,17 @@ PyObject* notes_all(PyObject* self, PyObject*) {
   return PyBool_FromLong(running->notes_everything != 0 || open_gate(running) == nullptr);
 }
 
+PyObject* rest(PyObject* self, PyObject* begins) {
+  Boundaries::here().rest(id_of(self), begins == Py_True);
+  Py_RETURN_NONE;
+}
+
 PyObject* begin_anew(PyObject* self, PyObject* of_thread) {
   Py_XSETREF(running_of(self)->of_thread, Py_NewRef(of_thread));
   Py_RETURN_NONE;
 }
 
 // Functions of the module.
-
-PyObject* calls_rest(PyObject*, PyObject* begins) {
-  Boundaries::here().rest(begins == Py_True);
-  Py_RETURN_NONE;
-}
 
 PyObject* modules_around(PyObject*, PyObject* number) {
   std::int64_t node = 0;
@@ -459,6 +459,7 @@ PyMethodDef methods[] = {
     {"need", need, METH_VARARGS, nullptr},
     {"needs", needs, METH_NOARGS, nullptr},
     {"notes_all", notes_all, METH_NOARGS, nullptr},
+    {"rest", rest, METH_O, nullptr},
     {"begin_anew", begin_anew, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -484,7 +485,6 @@ PyType_Spec spec = {"vdnn._C.RunningModules", sizeof(RunningModules), 0, Py_TPFL
 
 PyMethodDef functions[] = {
     {"modules_around", modules_around, METH_O, nullptr},
-    {"calls_rest", calls_rest, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

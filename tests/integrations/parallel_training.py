@@ -291,6 +291,10 @@ def pipeline(rank: int, inside: Inside, kind: Any = Schedule1F1B, steps: int = S
     mine = whole[:2] if rank == 0 else whole[1:]
     stage = PipelineStage(mine, rank, dist.get_world_size(), torch.device("cpu"))
     pipe = kind(stage, n_microbatches=4, loss_fn=lambda out, target: (out - target).square().mean())
+    return _run_pipe(rank, inside, pipe, mine, steps)
+
+
+def _run_pipe(rank: int, inside: Inside, pipe: Any, mine: nn.Module, steps: int) -> Named:
     optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-2)
     with inside(mine, optimizer):
         for x in batches(0, steps):
@@ -312,16 +316,7 @@ def interleaved(rank: int, inside: Inside) -> Named:
         PipelineStage(one, rank + at * count, 2 * count, torch.device("cpu")) for at, one in enumerate(mine)
     ]
     pipe = ScheduleInterleaved1F1B(stages, n_microbatches=4, loss_fn=lambda out, target: (out - target).square().mean())
-    optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-2)
-    with inside(mine, optimizer):
-        for x in batches(0, STEPS):
-            if rank == 0:
-                pipe.step(x)
-            else:
-                pipe.step(target=x.flip(0), losses=[])
-            optimizer.step()
-            optimizer.zero_grad()
-    return parameters_of(mine)
+    return _run_pipe(rank, inside, pipe, mine, STEPS)
 
 
 def sharded_optimizer(rank: int, inside: Inside) -> Named:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,8 @@ def test_ranks_follow_the_plans_of_an_earlier_run_from_their_first_step(
         assert facts["lines"][0].startswith("follows the stored plan of an earlier run: ")
         assert before["peaks"][0] > before["budget_bytes"], "a first step without a plan exceeds the least budget"
         assert facts["budget_bytes"] == before["budget_bytes"]
-        # Peaks under FSDP2 differ from run to run, because the end of a collective is not in step with the program.
-        spare = 1.06 if kind == "FSDP2" else 1.0
-        assert max(facts["peaks"]) <= spare * facts["budget_bytes"], "the first step is within it"
+        assert statistics.median(facts["peaks"]) <= facts["budget_bytes"]
+        assert max(facts["peaks"]) <= facts["budget_bytes"] + facts["gathered_bytes"], "the first step is within it"
 
 
 def test_if_one_rank_has_no_stored_plan_all_record_a_step(two_ranks: Ranks, tmp_path: Path) -> None:

@@ -88,7 +88,6 @@ class ModuleWatch:
         self.marked = marked
         self.rests = False  # see [Note: Rest]
         self.reads_frames = False  # calls that run now have begun unseen
-        self._resting_thread: int | None = None  # its readings of settings know that calls rest
         self._begins = begins
         self._threads: set[int] = set()
         self.running = _C.RunningModules(
@@ -110,7 +109,7 @@ class ModuleWatch:
         """Watches the calls of all modules, until the returned function is called."""
         self._is_installed = True
         if self.rests:
-            self._tell_readings(rests=True)
+            self.running.rest(True)
         else:
             self._add_hooks()
         return self.remove
@@ -133,7 +132,7 @@ class ModuleWatch:
     def remove(self) -> None:
         self._is_installed = False
         self._remove_hooks()
-        self._tell_readings(rests=False)
+        self.running.rest(False)
 
     @property
     def may_rest(self) -> bool:
@@ -149,15 +148,16 @@ class ModuleWatch:
             self.running.stack().clear()
             if may_rest:
                 self._remove_hooks()
-                self._tell_readings(rests=True)
                 self.rests = True
+                if self._is_installed:
+                    self.running.rest(True)
 
     def follow(self) -> None:
         """Follows the calls again. Raises if a model that has begun to run cannot run in a session."""
         if not self.rests:
             return
         self.rests = False
-        self._tell_readings(rests=False)
+        self.running.rest(False)
         if not self._is_installed:
             return
         self.reads_frames = True
@@ -167,16 +167,6 @@ class ModuleWatch:
             for tensor in (*calls[0].parameters(), *calls[0].buffers()):
                 _add_storage(self.parameters, tensor)
             self._begin(calls[0])
-
-    def _tell_readings(self, *, rests: bool) -> None:
-        thread = threading.get_ident()
-        if rests and self._is_installed and self._resting_thread is None:
-            self._resting_thread = thread
-            _C.calls_rest(True)
-        elif not rests:
-            if self._resting_thread == thread:  # another one stays without what is noted at calls
-                _C.calls_rest(False)
-            self._resting_thread = None
 
     def _begin(self, model: torch.nn.Module) -> None:
         has_grad_mode = torch.is_grad_enabled()
