@@ -7,7 +7,6 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -376,7 +375,8 @@ def plan_whole_training(
     """Plans and prints. Returns the exit code."""
     from vdnn.report.saved_plan import save_training_report
     from vdnn.report.training_report import TrainingReport, ladder_table
-    from vdnn.runtime.rehearsal.training_ahead import terms_of
+    from vdnn.runtime.rehearsal.rehearsal import subject_of
+    from vdnn.runtime.rehearsal.training_ahead import TrainingAhead, terms_of
 
     batches = batches_of(options.batch)
     terms = terms_of(
@@ -389,14 +389,25 @@ def plan_whole_training(
         shard=options.shard,
         host_speed=options.host_speed,
     )
-    planner = _Planner(options, make, terms, on_progress)
+    passes = options.micro_batches
+    ahead = TrainingAhead(
+        lambda batch: subject_of(make, batch),
+        terms,
+        options.function,
+        optimizer=options.optimizer,
+        master_weights=options.master_weights,
+        micro_batches=passes if passes in (None, AUTO_PASSES) else int(passes),
+        clips=True if options.clip else None,
+        certify=not options.no_bound,
+        on_progress=on_progress,
+    )
     found: dict[int, TrainingReport | str] = {}
     for batch in batches:
         try:
-            found[batch] = planner.report(batch)
+            found[batch] = ahead.report(batch)
         except (BudgetError, InvalidArgumentError) as refused:
             if len(batches) == 1:
-                raise planner.with_ways_out(refused, batch) from None
+                raise ahead.with_ways_out(refused, batch) if isinstance(refused, BudgetError) else refused from None
             found[batch] = f"does not fit: {refused}"
     on_progress("")
     reports = [one for one in found.values() if isinstance(one, TrainingReport)]
@@ -413,107 +424,42 @@ def plan_whole_training(
     if len(batches) > 1:
         lines += ["", ladder_table(found)]
     if options.largest_batch:
-        lines.append(f"  largest batch: {planner.largest_batch(max(batches))}")
+        lines.append(f"  largest batch: {_largest_batch(ahead, max(batches), on_progress)}")
     if options.largest_model:
-        lines.append(f"  largest model: {planner.largest_model(reports[-1].batch or batches[0])}")
+        lines.append(f"  largest model: {_largest_model(ahead, reports[-1], on_progress)}")
     on_progress("")
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 
-class _Planner:
-    """Rehearses each batch once."""
+def _largest_batch(ahead: Any, first: int, on_progress: Callable[[str], None]) -> str:
+    from vdnn.planning.training.least_placement import fitting_placement, least_training_bytes
+    from vdnn.runtime.rehearsal.largest_batch import CannotSearch, find_largest_batch
 
-    def __init__(
-        self, options: argparse.Namespace, make: Callable[[int], Any], terms: Any, on_progress: Callable[[str], None]
-    ) -> None:
-        self._options, self._make, self._terms, self._on_progress = options, make, terms, on_progress
-        self._known: dict[tuple[int, int | None, int], Any] = {}
+    host_bytes = ahead.terms.machine.host_bytes
 
-    @property
-    def _passes(self) -> int | None:
-        given = self._options.micro_batches
-        return None if given in (None, AUTO_PASSES) else int(given)
+    def spare_bytes(batch: int) -> float:
+        training = ahead.rehearsed(batch).training
+        budget_bytes = ahead.terms.budget_bytes(training)
+        spare = budget_bytes - least_training_bytes(training)
+        return spare if spare < 0 or fitting_placement(training, budget_bytes, host_bytes) else -1.0
 
-    def rehearsed(self, batch: int, passes: int | None = None, loss_chunks: int = 0) -> Any:
-        from vdnn.runtime.rehearsal.rehearsal import subject_of
-        from vdnn.runtime.rehearsal.training_ahead import rehearsed_training
+    try:
+        largest = find_largest_batch(spare_bytes, first=first, on_progress=on_progress)
+    except CannotSearch as error:
+        return f"not found, {error}"
+    return f"{largest}, on {format_bytes(host_bytes)} of host memory"
 
-        passes = self._passes if passes is None else passes
-        if (batch, passes, loss_chunks) not in self._known:
-            options = self._options
-            self._known[batch, passes, loss_chunks] = rehearsed_training(
-                subject_of(self._make, batch),
-                self._terms,
-                name=options.function,
-                on_progress=lambda doing: self._on_progress(f"batch {batch}: {doing}"),
-                optimizer=options.optimizer,
-                master_weights=options.master_weights,
-                micro_batches=passes,
-                loss_chunks=loss_chunks,
-                clips=True if options.clip else None,
-            )
-        return self._known[batch, passes, loss_chunks]
 
-    def report(self, batch: int) -> Any:
-        """The plan of this batch, in the fastest number of passes if the user asks for that."""
-        from vdnn.runtime.rehearsal.chosen_passes import fastest_passes
+def _largest_model(ahead: Any, report: Any, on_progress: Callable[[str], None]) -> str:
+    from vdnn.planning.training.least_placement import MOST_LAYERS, largest_layers
 
-        if self._options.micro_batches != AUTO_PASSES:
-            return self._report(batch, None)
-        return fastest_passes(batch, partial(self._report, certify=False), self._report)
-
-    def _report(self, batch: int, passes: int | None, *, certify: bool = True) -> Any:
-        from vdnn.runtime.rehearsal.training_ahead import planned_training, shown_optimizer
-
-        return planned_training(
-            self.rehearsed(batch, passes),
-            self._terms,
-            batch=batch,
-            optimizer=shown_optimizer(self._options.optimizer, self._options.master_weights),
-            certify=certify and not self._options.no_bound,
-            on_progress=lambda doing: self._on_progress(f"batch {batch}: {doing}"),
-        )
-
-    def with_ways_out(self, refused: Exception, batch: int) -> Exception:
-        from vdnn.runtime.rehearsal.training_ahead import times_passes
-        from vdnn.runtime.rehearsal.ways_out import with_ways_out
-
-        if not isinstance(refused, BudgetError) or self._options.micro_batches == AUTO_PASSES:
-            return refused
-
-        def rehearsed(size: int, passes: int, chunks: int) -> Any:
-            return self.rehearsed(size, times_passes(self._passes, passes), chunks)
-
-        return with_ways_out(refused, batch, rehearsed, self._on_progress)
-
-    def largest_batch(self, first: int) -> str:
-        from vdnn.planning.training.least_placement import fitting_placement, least_training_bytes
-        from vdnn.runtime.rehearsal.largest_batch import CannotSearch, find_largest_batch
-
-        host_bytes = self._terms.machine.host_bytes
-
-        def spare_bytes(batch: int) -> float:
-            training = self.rehearsed(batch).training
-            budget_bytes = self._terms.budget_bytes(training)
-            spare = budget_bytes - least_training_bytes(training)
-            return spare if spare < 0 or fitting_placement(training, budget_bytes, host_bytes) else -1.0
-
-        try:
-            largest = find_largest_batch(spare_bytes, first=first, on_progress=self._on_progress)
-        except CannotSearch as error:
-            return f"not found, {error}"
-        return f"{largest}, on {format_bytes(host_bytes)} of host memory"
-
-    def largest_model(self, batch: int) -> str:
-        from vdnn.planning.training.least_placement import MOST_LAYERS, largest_layers
-
-        rehearsed = self.rehearsed(batch)
-        if len(rehearsed.blocks) < 2:
-            return "not found: the model has no repeated layers"
-        budget_bytes = self._terms.budget_bytes(rehearsed.training)
-        self._on_progress("looking for the most layers")
-        most = largest_layers(rehearsed.training, rehearsed.blocks, budget_bytes, self._terms.machine.host_bytes)
-        middle = rehearsed.training.units[rehearsed.blocks[len(rehearsed.blocks) // 2]]
-        more = " or more" if most == MOST_LAYERS else ""
-        return f"{most}{more} layers as {middle.name}; this one has {len(rehearsed.blocks)}"
+    rehearsed = ahead.rehearsed(report.batch, report.micro_batches)
+    if len(rehearsed.blocks) < 2:
+        return "not found: the model has no repeated layers"
+    budget_bytes = ahead.terms.budget_bytes(rehearsed.training)
+    on_progress("looking for the most layers")
+    most = largest_layers(rehearsed.training, rehearsed.blocks, budget_bytes, ahead.terms.machine.host_bytes)
+    middle = rehearsed.training.units[rehearsed.blocks[len(rehearsed.blocks) // 2]]
+    more = " or more" if most == MOST_LAYERS else ""
+    return f"{most}{more} layers as {middle.name}; this one has {len(rehearsed.blocks)}"

@@ -113,45 +113,105 @@ def plan_training(
         shard=shard,
         host_speed=host_speed,
     )
-    name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "model")
+    ahead = TrainingAhead(
+        lambda size: subject_of(model, size, loss),
+        terms,
+        type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "model"),
+        optimizer=optimizer,
+        master_weights=master_weights,
+        micro_batches=micro_batches,
+        clips=clip,
+        has_sizes=isinstance(batch, int) and not isinstance(model, torch.nn.Module),
+    )
+    try:
+        return ahead.report(batch)
+    except BudgetError as refused:
+        raise ahead.with_ways_out(refused, batch) from None
 
-    def rehearsal_of(of: Any, passes: int | None, loss_chunks: int = 0) -> RehearsedTraining:
-        return rehearsed_training(
-            subject_of(model, of, loss),
-            terms,
-            name=name,
-            on_progress=lambda doing: None,
-            optimizer=optimizer,
-            master_weights=master_weights,
-            micro_batches=passes,
-            clips=clip,
-            loss_chunks=loss_chunks,
+
+class TrainingAhead:
+    """Plans a training for any batch. Each batch is rehearsed once.
+
+    `micro_batches`: "auto" divides a batch into the fastest number of passes. `has_sizes`: a subject can be made for
+    every size of the batch, and not only for one. The other options are those of plan_training.
+    """
+
+    def __init__(
+        self,
+        subject_for: Callable[[Any], Subject],
+        terms: Terms,
+        name: str,
+        *,
+        optimizer: str | None,
+        master_weights: bool,
+        micro_batches: int | str | None,
+        clips: bool | None,
+        has_sizes: bool = True,
+        certify: bool = True,
+        on_progress: Callable[[str], None] = lambda doing: None,
+    ) -> None:
+        if isinstance(micro_batches, str) and micro_batches != AUTO:
+            raise ValueError(f"micro_batches: expected a number or {AUTO!r}, got {micro_batches!r}.")
+        if micro_batches == AUTO and not has_sizes:
+            raise ValueError(
+                f"micro_batches: expected a function of the batch and the size of the whole batch beside {AUTO!r}, "
+                "because passes of several sizes are planned, got inputs of one size."
+            )
+        self.terms = terms
+        self._subject_for, self._name, self._has_sizes = subject_for, name, has_sizes
+        self._optimizer, self._master_weights, self._clips = optimizer, master_weights, clips
+        self._divides, self._passes = micro_batches == AUTO, None if isinstance(micro_batches, str) else micro_batches
+        self._certify, self._on_progress = certify, on_progress
+        self._known: dict[tuple[int, int | None, int], RehearsedTraining] = {}
+
+    def rehearsed(self, batch: Any, passes: int | None = None, loss_chunks: int = 0) -> RehearsedTraining:
+        """`passes`: in place of those that were asked for."""
+        passes = self._passes if passes is None else passes
+        key = batch if isinstance(batch, int) else 0, passes, loss_chunks
+        if key not in self._known:
+            made = rehearsed_training(
+                self._subject_for(batch),
+                self.terms,
+                name=self._name,
+                on_progress=self._progress_at(batch),
+                optimizer=self._optimizer,
+                master_weights=self._master_weights,
+                micro_batches=passes,
+                clips=self._clips,
+                loss_chunks=loss_chunks,
+            )
+            self._known[key] = self._known[key[0], made.training.micro_batches, loss_chunks] = made
+        return self._known[key]
+
+    def report(self, batch: Any) -> TrainingReport:
+        if self._divides:
+            return fastest_passes(batch, partial(self._planned, certify=False), self._planned, self._on_progress)
+        return self._planned(batch, None)
+
+    def _planned(self, batch: Any, passes: int | None, *, certify: bool = True) -> TrainingReport:
+        return planned_training(
+            self.rehearsed(batch, passes),
+            self.terms,
+            batch=batch if isinstance(batch, int) else None,
+            optimizer=shown_optimizer(self._optimizer, self._master_weights),
+            certify=certify and self._certify,
+            on_progress=self._progress_at(batch),
         )
 
-    def planned(of: Any, passes: int | None, *, certify: bool = True) -> TrainingReport:
-        rehearsed = rehearsal_of(of, passes)
-        size = of if isinstance(of, int) else None
-        shown = shown_optimizer(optimizer, master_weights)
-        return planned_training(rehearsed, terms, batch=size, optimizer=shown, certify=certify)
+    def _progress_at(self, batch: Any) -> Callable[[str], None]:
+        at = f"batch {batch}: " if isinstance(batch, int) else ""
+        return lambda doing: self._on_progress(at + doing)
 
-    if not isinstance(micro_batches, str):
-        try:
-            return planned(batch, micro_batches)
-        except BudgetError as refused:
-            if not isinstance(batch, int) or isinstance(model, torch.nn.Module):
-                raise
-            given = micro_batches
-            raise with_ways_out(
-                refused, batch, lambda size, passes, chunks: rehearsal_of(size, times_passes(given, passes), chunks)
-            ) from None
-    if micro_batches != AUTO:
-        raise ValueError(f"micro_batches: expected a number or {AUTO!r}, got {micro_batches!r}.")
-    if not isinstance(batch, int) or isinstance(model, torch.nn.Module):
-        raise ValueError(
-            f"micro_batches: expected a function of the batch and the size of the whole batch beside {AUTO!r}, because "
-            "passes of several sizes are planned, got inputs of one size."
-        )
-    return fastest_passes(batch, partial(planned, certify=False), planned)
+    def with_ways_out(self, refused: BudgetError, batch: Any) -> BudgetError:
+        """The error, with ways out where other batches can be rehearsed and were not."""
+        if self._divides or not self._has_sizes:
+            return refused
+
+        def least_bytes(size: int, passes: int, loss_chunks: int) -> int:
+            several = None if passes == 1 else passes * (self._passes or 1)
+            return least_training_bytes(self.rehearsed(size, several, loss_chunks).training)
+
+        return with_ways_out(refused, batch, least_bytes, self._on_progress)
 
 
 def terms_of(
@@ -353,11 +413,6 @@ def _require_room(rehearsed: RehearsedTraining, terms: Terms, budget_bytes: int,
         f"{format_bytes(budget_bytes)} of the device",
         got=f"{format_bytes(machine.host_bytes)}, which would do for {way_out}",
     )
-
-
-def times_passes(given: int | None, passes: int) -> int | None:
-    """The passes of a step that had `given` ones, or its own, if each is divided into `passes`."""
-    return given if passes == 1 else passes * (given or 1)
 
 
 def shown_optimizer(optimizer: str | None, master_weights: bool) -> str:

@@ -12,9 +12,7 @@ import torch
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import BudgetError, RehearsalError
-from vdnn.planning.training.least_placement import least_training_bytes
 from vdnn.runtime.rehearsal.chosen_passes import numbers_of_passes
-from vdnn.runtime.rehearsal.rehearsed_training import RehearsedTraining
 
 # As `vdnn advise` does: fewer chunks leave more of the logits, and more of them take longer.
 CHUNKS = 8
@@ -24,21 +22,21 @@ _WORTH = 0.95  # another loss has to need less than this share
 def with_ways_out(
     refused: BudgetError,
     batch: int,
-    rehearsed: Callable[[int, int, int], RehearsedTraining],
+    least_bytes: Callable[[int, int, int], int],
     on_progress: Callable[[str], None] = lambda doing: None,
 ) -> BudgetError:
-    """The error, with ways out. `rehearsed(batch, passes, chunks)` rehearses that many passes where there was one, of
+    """The error, with ways out. `least_bytes(batch, passes, chunks)` rehearses that many passes where there was one, of
     that batch each, with the loss in so many chunks, or as it is for 0."""
     ways = [f"Raise the budget to {format_bytes(refused.least_bytes)} ({refused.least_bytes} bytes)"]
     for passes in numbers_of_passes(batch)[1:]:
         size = batch // passes
         on_progress(f"rehearsing {passes} x {size}, because the batch does not fit")
-        least = _least_bytes(rehearsed, size, passes, 0)
+        least = _if_it_runs(least_bytes, size, passes, 0)
         if least is not None and least <= refused.budget_bytes:
             ways.append(f"take {passes} micro-batches of {size} ({format_bytes(least)} are needed)")
             break
     on_progress("rehearsing the loss in chunks, because the batch does not fit")
-    least = _least_bytes(rehearsed, batch, 1, CHUNKS)
+    least = _if_it_runs(least_bytes, batch, 1, CHUNKS)
     if least is not None and least < _WORTH * refused.least_bytes:
         name = "torch.nn.LinearCrossEntropyLoss" if hasattr(torch.nn, "LinearCrossEntropyLoss") else "torch 2.13's own"
         ways.append(f"compute the loss in chunks of the logits, as {name} does ({format_bytes(least)} are needed)")
@@ -53,11 +51,9 @@ def with_ways_out(
     )
 
 
-def _least_bytes(
-    rehearsed: Callable[[int, int, int], RehearsedTraining], batch: int, passes: int, chunks: int
-) -> int | None:
+def _if_it_runs(least_bytes: Callable[[int, int, int], int], batch: int, passes: int, chunks: int) -> int | None:
     """None if that cannot be rehearsed: the program may need the whole batch."""
     try:
-        return least_training_bytes(rehearsed(batch, passes, chunks).training)
+        return least_bytes(batch, passes, chunks)
     except RehearsalError:
         return None
