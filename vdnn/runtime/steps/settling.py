@@ -152,31 +152,28 @@ class Settling:
         from this save on: then this is True. Learns any other step."""
         gate, executor = self.gate, step.executor
         habit = None if executor is None else self._habit(step, executor)
-        if modules.rests and not (
-            may_settle
-            and step.recorder is None
-            and step.meter is None
-            and habit is not None
-            and habit.is_settled
-            and modules.may_rest
-        ):
-            self._follow_modules(modules)
         if gate is None or executor is None or habit is None or step.recorder is not None:
+            self._follow_modules(modules)
             return False
-        if habit.is_settled and habit.script is not None:
-            if may_settle and step.meter is None and not modules.reads_frames:
-                self.followed = Followed(habit.script, step, executor, counters, habit, modules)
-                gate.open(habit.script.native, None if modules.rests else modules.stack())
-                if self.light is not None:
-                    self.light.begin(self.followed)
-                self._ends.keeps_natively(gate)
-                return True
-        elif habit.lessons < _MOST_LESSONS:
-            habit.lessons += 1
-            lesson = Lesson(step, executor, modules, counters, resident_bytes)
-            self._lesson = lesson, habit
-            gate.teach(lesson)
-        return False
+        script = habit.script if habit.is_settled else None
+        if script is None or not may_settle or step.meter is not None:
+            self._follow_modules(modules)
+            if script is None and habit.lessons < _MOST_LESSONS:
+                habit.lessons += 1
+                lesson = Lesson(step, executor, modules, counters, resident_bytes)
+                self._lesson = lesson, habit
+                gate.teach(lesson)
+            return False
+        if not modules.may_rest:
+            self._follow_modules(modules)
+        if modules.reads_frames:
+            return False
+        self.followed = Followed(script, step, executor, counters, habit, modules)
+        gate.open(script.native, None if modules.rests else modules.stack())
+        if self.light is not None:
+            self.light.begin(self.followed)
+        self._ends.keeps_natively(gate)
+        return True
 
     def _habit(self, step: WatchedStep, executor: Executor) -> _Habit | None:
         opening = step.keys.opening
