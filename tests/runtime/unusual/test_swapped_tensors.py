@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.runtime.unusual.every_mode import MODES, Factory, Step, assert_same_in
-from vdnn.runtime.recompute import leaf_versions, observe
+from vdnn.runtime.recompute import leaf_versions, observe, observe_parameters
 
 Act = Callable[[nn.Module], None]
 
@@ -122,6 +122,20 @@ def test_a_tensor_at_the_addresses_of_a_freed_one_is_not_taken_for_it(monkeypatc
     monkeypatch.setattr(leaf_versions, "_notes", notes)
     assert leaf_versions.version_read(other, node) is None
     assert len(notes) == 0
+
+
+def test_a_tensor_without_a_module_is_not_taken_for_one_of_a_freed_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaf_versions, "_notes", leaf_versions._Notes())
+    module = nn.Linear(3, 3)
+    observe_parameters(module)
+    key = next(key for key in leaf_versions._notes._young if key[1] == id(module.weight))
+    seen = leaf_versions._notes._young[key]
+    del module
+    leaf = torch.ones(3, requires_grad=True)
+    leaf_versions._notes.put((key[0], id(leaf)), seen._replace(implementation=leaf._cdata))
+    observe(leaf)
+    _, node = read_by_an_addition(leaf)
+    assert leaf_versions.version_read(leaf, node) == 0
 
 
 def test_parameters_of_modules_that_are_made_anew_are_known_each_time() -> None:

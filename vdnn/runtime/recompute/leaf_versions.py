@@ -83,8 +83,8 @@ def observe(leaf: torch.Tensor, module: torch.nn.Module | None = None) -> None:
     key = (threading.get_ident(), id(leaf))
     known, version = _notes.get(key), leaf._version
     if known is not None:
-        by = known.module
-        if (by is not None and by() is module and known.implementation == leaf._cdata) or known.is_of(leaf):
+        is_of_module = module is not None and known.module is not None and known.module() is module
+        if (is_of_module and known.implementation == leaf._cdata) or known.is_of(leaf):
             if known.version != version:
                 _notes.put(key, known._replace(version=version, sequence_nr=_sequence_nr()))
             return
