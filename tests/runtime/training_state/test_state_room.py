@@ -230,6 +230,44 @@ def test_the_bits_are_those_of_plain_pytorch(loop: Callable[..., None], options:
     assert all(map(torch.equal, found, expected))
 
 
+HOLDS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "tensor": lambda tensor: tensor,
+    "view": lambda tensor: tensor[1:],
+    "numpy": lambda tensor: tensor.numpy(),
+}
+
+
+@pytest.mark.parametrize("hold", HOLDS)
+def test_an_alias_that_was_taken_before_the_state_stays_sees_each_step(hold: str) -> None:
+    """Its state goes on to move, until the program lets go of it."""
+
+    def trained(budget: int | None) -> tuple[list[torch.Tensor], list[int], int]:
+        found: list[torch.Tensor] = []
+        with vdnn.VirtualMachine("rtx-4090", fake=False) as machine, contextlib.ExitStack() as stack:
+            torch.manual_seed(1)
+            model = nn.Sequential(*[nn.Sequential(nn.Linear(128, 128), nn.GELU()) for _ in range(6)])
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            limits, away = vdnn.Limits(offload_window="128KiB", reload_window="128KiB"), []
+            if budget is not None:
+                given: dict[str, Any] = {"optimizer": optimizer, "min_bytes": 0, "limits": limits}
+                stack.enter_context(vdnn.offload(budget=budget, device=machine, **given))
+            held: list[Any] = []
+            for step in range(12):
+                _clipped(model, optimizer, torch.randn(512, 128))
+                if step == 1:
+                    held = [HOLDS[hold](optimizer.state[one]["exp_avg"]) for one in list(model.parameters())[4:8:2]]
+                found += [torch.as_tensor(one).clone() for one in held]
+                away.append(on_host(optimizer))
+                if step == 9:
+                    held = []
+            return found, away, machine.peak_bytes
+
+    expected, _, peak_bytes = trained(None)
+    found, away, _ = trained(peak_bytes)
+    assert all(map(torch.equal, found, expected))
+    assert away[2] > away[8] == 2 * 4 * 128 * 128 > away[11] == 0
+
+
 def test_which_state_stays_does_not_depend_on_the_process() -> None:
     """The parameters of the optimizer that was given first keep their state first."""
     budget = int(0.72 * kept_peak())

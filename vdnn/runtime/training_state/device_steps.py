@@ -152,3 +152,4 @@ class DeviceSteps:
             for place, tensor, host in zip(coming.places, coming.state.tensors, coming.state.hosts, strict=True):
                 place.put(tensor)
                 fetched[id(tensor)] = host
+        coming.places = []  # they hold the host tensors, and `_leave` asks who else does

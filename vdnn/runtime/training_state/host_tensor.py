@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vdnn import _C
 from vdnn.runtime.storage.source import HELD_ONCE
 from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.memory_holders import HolderCounts, value_is_held
 from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode
 
 
@@ -32,6 +33,11 @@ class HostTensor:
     def nbytes(self) -> int:
         return self.block.bytes
 
+    @property
+    def is_held(self) -> bool:
+        """True if anybody else holds the tensor or its memory. Asked while the tensor is not in the state."""
+        return value_is_held(lambda: self.tensor, HolderCounts(0, 0, 0, has_base(self.tensor)))
+
     def moved_into(self, made: HostTensor) -> HostTensor:
         """The same tensor, with its bytes in the memory of `made`. Blocks."""
         if not isinstance(self.tensor, FakeTensor):
@@ -42,6 +48,11 @@ class HostTensor:
         """Gives the tensor memory of its own if others hold it: the pinned memory ends with the session."""
         if sys.getrefcount(self.tensor) > HELD_ONCE and not isinstance(self.tensor, FakeTensor):
             self.tensor.set_(self.tensor.clone())  # type: ignore[call-overload]
+
+
+def has_base(host: torch.Tensor) -> bool:
+    """True if the tensor that was made of the pinned memory holds it, too: not for one that was moved since."""
+    return host._is_view() and host._base.untyped_storage()._cdata == host.untyped_storage()._cdata  # type: ignore[union-attr]
 
 
 def host_tensor_for(tensor: torch.Tensor, transport: Transport) -> HostTensor:

@@ -429,13 +429,15 @@ class OptimizerState:
         hosts: list[HostTensor] = []
         transport = copies.transport
         for parameter in parameters:
-            if self._stays(parameter):
+            stays, held = self._stays(parameter), dict[str, int]()
+            if stays and not fetched:
                 continue
-            held: dict[str, int] = {}
             for place in movable(optimizer.state.get(parameter), parameter, self._min_bytes):
                 if id(place.tensor) in self._hosts:
                     continue
                 host = fetched.get(id(place.tensor))
+                if stays and (host is None or not host.is_held):  # who holds the host tensor sees each step
+                    continue
                 if is_held(place):
                     held[str(place.key)] = place.tensor.untyped_storage().nbytes()
                     continue

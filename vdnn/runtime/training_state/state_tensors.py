@@ -22,6 +22,7 @@ from vdnn.runtime.torch_internals.local_shards import with_local_part
 from vdnn.runtime.torch_internals.memory_holders import HolderCounts, value_is_held, wrapper_is_held
 from vdnn.runtime.torch_internals.tensor_kinds import PLAIN_CLASSES, has_plain_storage, plain_part
 from vdnn.runtime.training_state.homes import device_of
+from vdnn.runtime.training_state.host_tensor import has_base
 
 _State = dict[Any, Any] | list[Any]
 _SHOWN = 3
@@ -95,15 +96,10 @@ def state_is_held(states: Any, parameter: torch.Tensor, hosts: Container[int]) -
     found = [(place.container, place.key) for place in places_in(states[parameter])]
     for container, key in found:
         ours = id(container[key]) in hosts
-        has_base = ours and _has_base(container[key])
-        if value_is_held(functools.partial(_value_of, container, key), HolderCounts(ours, 0, 0, has_base)):
+        known = HolderCounts(ours, 0, 0, ours and has_base(container[key]))
+        if value_is_held(functools.partial(_value_of, container, key), known):
             return True
     return False
-
-
-def _has_base(host: torch.Tensor) -> bool:
-    """True if the tensor that was made of the pinned memory holds it, too: not for one that was moved since."""
-    return host._is_view() and host._base.untyped_storage()._cdata == host.untyped_storage()._cdata  # type: ignore[union-attr]
 
 
 def _value_of(container: Any, key: Any) -> torch.Tensor:
