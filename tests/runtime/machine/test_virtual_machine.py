@@ -225,6 +225,23 @@ def test_a_machine_that_is_left_is_freed_without_the_collector() -> None:
         gc.enable()
 
 
+def test_writes_to_a_list_of_tensors_are_counted_as_on_a_gpu() -> None:
+    """torch.optim's foreach forms, averages and momentum encoders write so."""
+
+    def versions() -> list[int]:
+        tensors, others = [torch.ones(3) for _ in range(2)], [torch.zeros(3) for _ in range(2)]
+        with torch.inference_mode():
+            torch._foreach_add_([torch.ones(3)], 1.0)
+        torch._foreach_lerp_(tensors, others, 0.5)
+        torch._foreach_mul_(tensors[:1], 2.0)
+        torch._foreach_mul(tensors, 2.0)
+        return [one._version for one in tensors]
+
+    with VirtualMachine("titan-x", fake=False):
+        found = versions()
+    assert found == versions() == [2, 1]
+
+
 def test_workers_of_a_loader_are_not_on_the_machine() -> None:
     loader = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=1, multiprocessing_context="fork")
     with VirtualMachine("h100", fake=False) as machine:

@@ -22,6 +22,7 @@ from vdnn.runtime.torch_internals import forks
 
 Operation = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 _DEVICE_OF = torch.ops.prim.device.default
+_FOREACH = "aten::_foreach_"
 _entered: list[AllocationTracker] = []
 _resize = torch.UntypedStorage.resize_
 
@@ -31,6 +32,12 @@ def _resize_and_notify(storage: torch.UntypedStorage, size: int) -> Any:
     for tracker in _entered:
         tracker.resized(storage)
     return result
+
+
+def _count_writes(written: list[torch.Tensor]) -> None:
+    """Counts the writes of an operation in place on a list, as the kernels of a GPU do. Those of the CPU leave it to an
+    operation on each tensor, which counts nothing below a dispatch mode."""
+    torch.autograd.graph.increment_version([one for one in written if not one.is_inference()])
 
 
 class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -130,6 +137,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if out is None and func._schema.name.startswith(_FOREACH):
+            _count_writes(args[0])
         if self._forks != forks.count:
             return out  # a DataLoader worker inherits this mode, but its memory is its own
         if isinstance(out, torch.Tensor):
