@@ -1,0 +1,1 @@
+"""Published tables of other systems, and the same steps in virtual time."""
