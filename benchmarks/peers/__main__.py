@@ -2,9 +2,9 @@
 
     python -m benchmarks.peers benchmarks/results/peers.jsonl --table benchmarks/results/peers.txt [--row TEXT]
 
-Each training is made on a virtual machine of its card and runs once in each way of its rows, and is recorded and planned
-by vdnn once. Every result is a line of the file as soon as it is known, and what the file has does not run again. The
-table reads only the file. Without --row, all rows run; a training of 8B takes minutes.
+Each training runs once in each way of its rows, on a virtual machine of its card, and vdnn records and plans it once.
+Every result is a line of the file as soon as it is known, and what the file has does not run again. The table reads
+only the file. Without --row, all rows run; a training of 8B takes minutes.
 """
 
 from __future__ import annotations

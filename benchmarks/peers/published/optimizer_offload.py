@@ -6,8 +6,8 @@ published rows save, 3.8 GB for each quarter, is eight bytes for each of them: t
 
 The step without offload is the published one. Bridge's way (HybridDeviceOptimizer) copies gradients in float32 to the
 host, steps there, and copies parameters back, with nothing beside it; with `overlap` the copies run beside the step on
-the CPU. vdnn keeps the moments on the host and brings them to the card for its step: its plan is that of auto_placement,
-which has nothing else to move here. Eight cards share the memory of two sockets.
+the CPU. vdnn keeps the moments on the host and brings them to the card for its step: its plan is that of
+auto_placement, which has nothing else to move here. Eight cards share the memory of two sockets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vdnn.planning.training.training import Training, TrainingMachine, Unit
 SOURCE = "NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-cpu-offloading/card.yaml at 067f987d"
 PARAMETERS = 30_530_000_000 // 16  # of one card's optimizer
 BASE_MS, BASE_BYTES = 996.0, round(47.2e9)
-WHY = "the host's memory would allow it; how many cores step for each card is not stated"
+WHY = "they are those of the host's memory, and how many cores step for each card is not stated"
 _UNITS = 24  # a pipeline stage's layers
 _MOMENTS, _GRADIENT, _STEP = 8, 4, 28  # bytes a parameter
 _CARDS_OF_A_SOCKET = 4

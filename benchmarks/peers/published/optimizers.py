@@ -66,4 +66,4 @@ def steps_in_backward(optimizer: OnePassAdamW, model: torch.nn.Module) -> None:
 
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(step)  # type: ignore[arg-type]
+            parameter.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]

@@ -80,7 +80,9 @@ def run_missing(rows: Sequence[Row], figures: Figures) -> None:
     for key, row in places.items():
         progress.begin(f"{key}; vdnn")
         budget_bytes = least_peak([one for one in rows if place_key(one.training, one.card) == key], figures)
-        figures.add_vdnn(row, VdnnStep(budget_bytes, recorded(row.training, row.card).planned_ns(row.card, budget_bytes)))
+        figures.add_vdnn(
+            row, VdnnStep(budget_bytes, recorded(row.training, row.card).planned_ns(row.card, budget_bytes))
+        )
     progress.end()
 
 

@@ -23,7 +23,12 @@ TORCHTUNE = "pytorch/torchtune README at bd2a0fc7, Optimization flags"
 TORCHTUNE_CARDS = "pytorch/torchtune README at bd2a0fc7, Memory and training speed"
 
 # What a row's memory is.
-PEAK, GROWTH, AFTER_TRUNK, FREED = "peak", "peak over the model", "after the trunk, over the model", "less than its base"
+PEAK, GROWTH, AFTER_TRUNK, FREED = (
+    "peak",
+    "peak over the model",
+    "after the trunk, over the model",
+    "less than its base",
+)
 
 CARD = "the card is not stated: a Max-Q card has the same memory and link, and computes more slowly"
 NO_COMPILER = "published with torch.compile, which fuses what the virtual step runs and saves one by one"

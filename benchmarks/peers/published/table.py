@@ -21,10 +21,10 @@ def render(figures: Figures) -> str:
     notes: dict[str, int] = {}
     lines = [line for place in _places(figures) for line in _lines_of(place, figures, notes)]
     remarks = [
-        "Ratios are virtual over published. GB of axolotl#3776 are the growth over the model, of transformers those "
-        "between trunk and loss, of hidden_states in axolotl#3733 what it has less than gc; others are peaks. A base is "
-        "a row of the same table: gc, plain, and for torchtune the chunked cross entropy or checkpointing. vdnn's rows "
-        "have the least peak of the ways above them.",
+        "Ratios are virtual over published. GB of axolotl#3776 are the growth over the model, of transformers what is "
+        "there between trunk and loss beside the model, of hidden_states in axolotl#3733 what it has less than gc; "
+        "others are peaks. A base is a row of the same table: gc, plain, and for torchtune the chunked cross entropy "
+        "or checkpointing. vdnn's rows have the least peak of the ways above them.",
         *_summary(figures),
         *_vdnn_summary(figures),
         *(f"{number}) {note}." for note, number in notes.items()),
@@ -32,9 +32,13 @@ def render(figures: Figures) -> str:
     parts = [
         render_table("Published steps of peers, and the same in virtual time", header, lines, remarks),
         _offload_table(),
-        render_table("Published, and not reproduced", ("measurement", "lacks"), MISSING),
+        "\n".join(["Published, and not reproduced, because a fact is missing:", *map(_missing_line, MISSING)]),
     ]
     return "\n\n".join(parts)
+
+
+def _missing_line(missing: tuple[str, str]) -> str:
+    return f"* {missing[0]}: {missing[1]}"
 
 
 def known(figures: Figures) -> list[Row]:
@@ -205,8 +209,8 @@ def _offload_table() -> str:
         )
     remarks = [
         f"{optimizer_offload.SOURCE}. Without offload, {optimizer_offload.BASE_MS:.0f} ms as published, of which every "
-        f"virtual step is made. Times are off because {optimizer_offload.WHY}. vdnn's last column is what it saves: at "
-        "all of the optimizer, a slice of the state is on the card while it steps."
+        f"virtual step is made. Virtual times are too short: {optimizer_offload.WHY}. vdnn's last column is what it "
+        "saves: at all of the optimizer, a slice of the state is on the card while it steps."
     ]
     title = "Megatron-Bridge, Qwen3-30B-A3B on 16 H100s: the optimizer on the host"
     return render_table(title, header, lines, remarks)

@@ -6,7 +6,7 @@ They are made on a virtual machine, without weights. What a table does not say o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,8 @@ LLAMA_3B = Shape("llama", 28, 3072, 24, 8, 8192, 128256, has_tied_head=True)
 class Training:
     """A step of a decoder. `loss`: "none" sums the hidden states; "whole" has all logits in float32; "chunks" keeps the
     logits in bfloat16 and has float32 for an eighth of them at a time; "fused" has the logits of 1,024 tokens at a
-    time. `optimizer`: "", "adamw", "adamw-8bit" or "adamw-8bit-paged". `lora_rank`: adapters at all products of a block but keys."""
+    time. `optimizer`: "", "adamw", "adamw-8bit" or "adamw-8bit-paged". `lora_rank`: adapters at all products of a
+    block but keys."""
 
     shape: Shape
     batch: int
@@ -104,9 +105,13 @@ class Program:
             return _entropy(self.head(rows), labels)
         if self.training.loss == "chunks":
             parts = zip(rows.chunk(8), labels.chunk(8), strict=True)
-            return sum(_recomputed(_entropy, self.head(part), wanted) for part, wanted in parts)
-        parts = zip(rows.split(_CHUNK_TOKENS), labels.split(_CHUNK_TOKENS), strict=True)
-        return sum(_recomputed(lambda part, wanted: _entropy(self.head(part), wanted), *both) for both in parts)
+            return _summed(_recomputed(_entropy, self.head(part), wanted) for part, wanted in parts)
+        parts = zip(torch.split(rows, _CHUNK_TOKENS), torch.split(labels, _CHUNK_TOKENS), strict=True)
+        return _summed(_recomputed(lambda part, wanted: _entropy(self.head(part), wanted), *both) for both in parts)
+
+
+def _summed(losses: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(losses)).sum()
 
 
 def _entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -131,9 +136,7 @@ def make(training: Training) -> Program:
     optimizer = None
     if training.optimizer:
         trained = [one for one in model.parameters() if one.requires_grad]
-        optimizer = OnePassAdamW(
-            trained, in_8_bits="8bit" in training.optimizer, counts_state=not training.pages_state
-        )
+        optimizer = OnePassAdamW(trained, in_8_bits="8bit" in training.optimizer, counts_state=not training.pages_state)
         if training.in_backward:
             steps_in_backward(optimizer, model)
     shape = (training.batch, training.tokens)

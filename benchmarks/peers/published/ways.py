@@ -176,7 +176,7 @@ class SavesAway:
     def pack(self, tensor: torch.Tensor) -> torch.Tensor | tuple[int, _Away]:
         self._count += 1
         storage = tensor.untyped_storage()._cdata
-        key = (storage, tensor.storage_offset())
+        key = (storage, int(tensor.storage_offset()))
         if key in self._tracked:
             self._tracked[key] = self._count
             self.kept_bytes += _nbytes(tensor)
@@ -197,7 +197,7 @@ class SavesAway:
         if isinstance(packed, torch.Tensor):
             return packed
         number, away = packed
-        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        node = torch._C._current_autograd_node()
         before = list(self._here) if node is not self._node else []
         self._node = node
         is_reloaded = number not in self._leaving

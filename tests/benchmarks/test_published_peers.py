@@ -1,0 +1,176 @@
+"""Published steps of peers in virtual time: the rows can be run, the ways do what their sources say, and the committed
+table is that of the committed figures.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers.__main__ import main
+from benchmarks.peers.published import optimizer_offload
+from benchmarks.peers.published.optimizers import OnePassAdamW
+from benchmarks.peers.published.reproduced import Figures, VdnnStep, least_peak, place_key, run_missing
+from benchmarks.peers.published.rows import MISSING, PEAK, ROWS, Row
+from benchmarks.peers.published.side_stream import SideStream
+from benchmarks.peers.published.table import known, ratios, render, row_named, slower_places, time_ratio
+from benchmarks.peers.published.trainings import Shape, Training, make
+from benchmarks.peers.published.virtual_step import VirtualStep, recorded, virtual_step
+from benchmarks.peers.published.ways import WAYS
+from vdnn.hardware import load_profile, profile_names
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.rehearsal.stage import stage
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+FIGURES, TABLE = RESULTS / "peers.jsonl", RESULTS / "peers.txt"
+
+LAYERS, WIDTH, TOKENS = 4, 256, 512
+TINY = Training(Shape("llama", LAYERS, WIDTH, 2, 1, 512, 1000), 1, TOKENS, "fused")
+INPUT_BYTES = WIDTH * TOKENS * 2
+CARD = "a100-80"
+
+
+def step(way: str, training: Training = TINY) -> VirtualStep:
+    return virtual_step(training, CARD, way)
+
+
+def test_at_least_25_published_rows_are_run_and_each_names_its_source_and_a_known_card() -> None:
+    assert len({row.key for row in ROWS}) == len(ROWS)
+    assert {row.card for row in ROWS} <= set(profile_names())
+    assert {row.way for row in ROWS} <= set(WAYS)
+    assert all("#" in row.source or "README at" in row.source for row in ROWS)
+    for row in ROWS:
+        assert not row.base or row_named(row.base).training.shape == row.training.shape
+    figures = Figures(FIGURES)
+    compared = [row for row in known(figures) if ratios(row, figures)]
+    assert len(compared) + len(optimizer_offload.ROWS) >= 25
+    assert all(lacks for _, lacks in MISSING)
+
+
+def test_the_committed_table_is_that_of_the_committed_figures() -> None:
+    assert TABLE.read_text() == render(Figures(FIGURES)) + "\n"
+
+
+def test_a_committed_figure_is_the_one_that_the_program_computes() -> None:
+    row = next(row for row in ROWS if "8 x 1,024 x 8k plain" in row.key)
+    assert virtual_step(row.training, row.card, row.way) == Figures(FIGURES).step_of(row)
+
+
+def test_checkpointing_has_a_smaller_peak_than_plain_and_a_longer_step() -> None:
+    plain, checkpoint = step("plain"), step("checkpoint")
+    assert checkpoint.peak_bytes < plain.peak_bytes
+    assert checkpoint.step_ns > plain.step_ns
+
+
+def test_inputs_that_leave_are_gone_at_the_loss_but_for_the_window() -> None:
+    kept = step("checkpoint").forward_bytes
+    assert kept - step("checkpoint, inputs away, blocking").forward_bytes == LAYERS * INPUT_BYTES
+    for way, staying in (("checkpoint, inputs away", 2), ("checkpoint, inputs away, last kept", 3)):
+        # The two newest are still leaving, and the last one may not leave at all.
+        assert kept - step(way).forward_bytes == (LAYERS - staying) * INPUT_BYTES
+
+
+def test_blocking_copies_take_their_time_and_others_overlap() -> None:
+    profile = load_profile(CARD)
+    copies_ns = LAYERS * sum(
+        round(INPUT_BYTES / rate * 1e9) + profile.link_latency_ns
+        for rate in (profile.to_host_bytes_per_s, profile.to_device_bytes_per_s)
+    )
+    checkpoint_ns = step("checkpoint").step_ns
+    assert step("checkpoint, inputs away, blocking").step_ns == checkpoint_ns + copies_ns
+    assert step("checkpoint, inputs away").step_ns < checkpoint_ns + copies_ns
+
+
+def test_offloading_every_save_is_slower_than_checkpointing_and_moves_more() -> None:
+    assert step("saves away").step_ns > step("checkpoint, saves away").step_ns
+    assert step("saves away").forward_bytes > step("checkpoint, saves away").forward_bytes  # what its hooks retain
+
+
+def test_a_storage_that_is_saved_again_while_it_leaves_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    offloaded: list[int] = []
+    offload = SideStream.offload
+
+    def counted(side: SideStream, nbytes: int) -> object:
+        offloaded.append(nbytes)
+        return offload(side, nbytes)
+
+    monkeypatch.setattr(SideStream, "offload", counted)
+    before = step("plain").forward_bytes
+    after = step("saves away").forward_bytes
+    assert sum(offloaded) > before - after  # the window and what was saved twice are still there
+    assert len(offloaded) > LAYERS
+
+
+def test_an_optimizer_in_backward_leaves_no_gradients() -> None:
+    def left(in_backward: bool) -> int:
+        training = Training(TINY.shape, 1, TOKENS, "fused", "adamw", in_backward)
+        with VirtualMachine(CARD) as machine, stage(machine):
+            program = make(training)
+            program.step()
+            return sum(one.grad is not None for one in program.model.parameters())
+
+    assert left(in_backward=True) == 0
+    assert left(in_backward=False) > 0
+
+
+@pytest.mark.parametrize(("in_8_bits", "of_a_parameter"), [(False, 4), (True, 2 + 8 / 256)])
+def test_the_state_of_an_optimizer_has_its_bytes(in_8_bits: bool, of_a_parameter: float) -> None:
+    with VirtualMachine(CARD) as machine, stage(machine):
+        parameters = list(make(TINY).model.parameters())
+        before = machine.allocated_bytes
+        held = OnePassAdamW(parameters, in_8_bits=in_8_bits)
+        taken = machine.allocated_bytes - before
+        assert held.state
+        # Norms have as many scales as their length asks for, rounded up.
+        assert taken == pytest.approx(of_a_parameter * sum(one.numel() for one in parameters), rel=1e-3)
+
+
+def test_vdnn_at_the_peak_of_checkpointing_is_no_slower() -> None:
+    checkpoint = step("checkpoint")
+    planned_ns = recorded(TINY, CARD).planned_ns(CARD, checkpoint.peak_bytes)
+    assert planned_ns is not None
+    assert planned_ns <= checkpoint.step_ns
+
+
+def test_vdnn_is_planned_for_the_least_peak_of_the_ways(tmp_path: Path) -> None:
+    rows = [Row(f"one#{way}", way, TINY, CARD, way, 1.0) for way in ("plain", "checkpoint")]
+    figures = Figures(tmp_path / "figures.jsonl")
+    run_missing(rows, figures)
+    again = Figures(tmp_path / "figures.jsonl")
+    vdnn = again.vdnn_of(rows[0])
+    assert vdnn is not None
+    assert vdnn.budget_bytes == least_peak(rows, again) == step("checkpoint").peak_bytes
+    assert time_ratio(rows[0], again) == step("plain").step_ns / 1e6
+
+
+def test_a_way_that_is_faster_than_vdnn_is_named(tmp_path: Path) -> None:
+    row = ROWS[0]
+    figures = Figures(tmp_path / "figures.jsonl")
+    figures.add_step(row, VirtualStep(1_000_000, 200, 0, 0))
+    figures.add_vdnn(row, VdnnStep(100, 900_000))
+    assert slower_places(figures) == []
+    figures.add_vdnn(row, VdnnStep(100, 1_100_000))
+    assert slower_places(figures) == [f"{row.key} has 2.00 of vdnn's peak, and vdnn takes 1.100 of it"]
+    figures.add_vdnn(row, VdnnStep(100, None))
+    assert "vdnn needs more memory" in slower_places(figures)[0]
+
+
+def test_a_quarter_of_the_optimizer_has_a_quarter_of_the_moments_and_vdnn_is_faster() -> None:
+    for row in optimizer_offload.ROWS:
+        assert optimizer_offload.saved_bytes(row) / 1e9 == pytest.approx(row.saved_gb, rel=0.02)
+        assert optimizer_offload.vdnn_step(row).step_ns / 1e6 < min(row.step_ms, optimizer_offload.bridge_ms(row))
+    quarter, half = optimizer_offload.ROWS[:2]
+    added = [optimizer_offload.bridge_ms(row) - optimizer_offload.BASE_MS for row in (quarter, half)]
+    assert added[1] == pytest.approx(2 * added[0])
+
+
+def test_the_command_refuses_a_row_that_nothing_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "figures.jsonl"), "--row", "no such row"])
+    assert "a row is named as in" in capsys.readouterr().err
+
+
+def test_places_differ_by_training_and_card() -> None:
+    assert len({place_key(row.training, row.card) for row in ROWS}) >= 10
+    assert {row.memory for row in ROWS} > {PEAK}
