@@ -14,7 +14,7 @@ from benchmarks.peers.published.optimizers import OnePassAdamW
 from benchmarks.peers.published.reproduced import Figures, VdnnStep, least_peak, place_key, run_missing
 from benchmarks.peers.published.rows import MISSING, PEAK, ROWS, Row
 from benchmarks.peers.published.side_stream import SideStream
-from benchmarks.peers.published.table import known, ratios, render, row_named, slower_places, time_ratio
+from benchmarks.peers.published.table import compared, known, render, row_named, said, slower_places, time_ratio
 from benchmarks.peers.published.trainings import Shape, Training, make
 from benchmarks.peers.published.virtual_step import VirtualStep, recorded, virtual_step
 from benchmarks.peers.published.ways import WAYS
@@ -43,13 +43,26 @@ def test_at_least_25_published_rows_are_run_and_each_names_its_source_and_a_know
     for row in ROWS:
         assert not row.base or row_named(row.base).training.shape == row.training.shape
     figures = Figures(FIGURES)
-    compared = [row for row in known(figures) if ratios(row, figures)]
-    assert len(compared) + len(optimizer_offload.ROWS) >= 25
+    assert known(figures) == list(ROWS)
+    assert compared(figures) >= 25
     assert all(lacks for _, lacks in MISSING)
+
+
+def test_vdnn_is_never_slower_than_a_way_that_saves_memory_at_the_least_of_their_peaks() -> None:
+    figures = Figures(FIGURES)
+    assert all(figures.vdnn_of(row) is not None for row in ROWS)
+    assert slower_places(figures) == []
 
 
 def test_the_committed_table_is_that_of_the_committed_figures() -> None:
     assert TABLE.read_text() == render(Figures(FIGURES)) + "\n"
+
+
+def test_the_page_has_the_table_and_says_of_it_what_the_figures_say() -> None:
+    page = (RESULTS.parents[1] / "docs" / "benchmarks.md").read_text()
+    assert TABLE.read_text() in page
+    text = " ".join(page.split())
+    assert [fact for fact in said(Figures(FIGURES)) if fact not in text] == []
 
 
 def test_a_committed_figure_is_the_one_that_the_program_computes() -> None:
@@ -61,6 +74,18 @@ def test_checkpointing_has_a_smaller_peak_than_plain_and_a_longer_step() -> None
     plain, checkpoint = step("plain"), step("checkpoint")
     assert checkpoint.peak_bytes < plain.peak_bytes
     assert checkpoint.step_ns > plain.step_ns
+
+
+def test_no_mask_of_all_pairs_of_tokens_is_made() -> None:
+    seen: list[object] = []
+    with VirtualMachine(CARD) as machine, stage(machine):
+        program = make(TINY)
+        for layer in program.trunk.layers:
+            layer.register_forward_pre_hook(
+                lambda module, inputs, named: seen.append(named["attention_mask"]), with_kwargs=True
+            )
+        program.step()
+    assert seen == [None] * LAYERS
 
 
 def test_inputs_that_leave_are_gone_at_the_loss_but_for_the_window() -> None:

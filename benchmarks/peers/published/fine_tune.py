@@ -41,22 +41,23 @@ def read_cells(path: Path) -> list[Cell]:
 def run_missing(path: Path) -> list[Cell]:
     """All cells, in the order of PEERS and BUDGETS. Those that are new are written to the file."""
     cells = {(cell.peer, cell.budget): cell for cell in read_cells(path)}
-    progress = Progress("fine_tune", len(PEERS) + len(BUDGETS))
+    progress = Progress("fine_tune", len(PEERS) + 1 + len(BUDGETS))
     for peer, way in PEERS.items():
         progress.begin(peer)
         if (peer, None) not in cells:
-            step = virtual_step(TRAINING, CARD, way)
-            cells[peer, None] = _cell(peer, None, step.peak_bytes, step.step_ns)
+            found = virtual_step(TRAINING, CARD, way)
+            cells[peer, None] = _cell(peer, None, found.peak_bytes, found.step_ns)
             _write(path, cells.values())
     peaks = {peer: cell.peak_bytes or 0 for (peer, budget), cell in cells.items() if budget is None}
     missing = [budget for budget in BUDGETS if ("vdnn", budget) not in cells]
-    step_of = recorded(TRAINING, CARD) if missing else None
+    if missing:
+        progress.begin("vdnn's recording")
+        step = recorded(TRAINING, CARD)
+        least = least_bytes(step.recording)
     for budget in missing:
         progress.begin(f"vdnn, {budget}")
-        assert step_of is not None
-        budget_bytes = _bytes_of(budget, peaks, least_bytes(step_of.recording))
-        step_ns = step_of.planned_ns(CARD, budget_bytes)
-        cells["vdnn", budget] = _cell("vdnn", budget, budget_bytes, step_ns)
+        budget_bytes = _bytes_of(budget, peaks, least)
+        cells["vdnn", budget] = _cell("vdnn", budget, budget_bytes, step.planned_ns(CARD, budget_bytes))
         _write(path, cells.values())
     progress.end()
     return list(cells.values())

@@ -33,7 +33,6 @@ PEAK, GROWTH, AFTER_TRUNK, FREED = (
 CARD = "the card is not stated: a Max-Q card has the same memory and link, and computes more slowly"
 NO_COMPILER = "published with torch.compile, which fuses what the virtual step runs and saves one by one"
 RETAINED = "its hooks leave on the card each save of a storage that is still being copied"
-HEADROOM = "beside the inputs of layers there is the last layer's output and norm only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +92,7 @@ def _transformers(layers: int, width: int, tokens: int, kept: float, away: float
     shape = Shape("qwen3", layers, width, width // 128, width // 256, 3 * width, 151936)
     training = Training(shape, 1, tokens, "none")
     name = f"{layers} x {width:,} x {tokens // 1024}k"
-    plain = Row(
-        TRANSFORMERS, f"{name} plain", training, "h100", "checkpoint", None, _mib(kept), AFTER_TRUNK, why=HEADROOM
-    )
+    plain = Row(TRANSFORMERS, f"{name} plain", training, "h100", "checkpoint", None, _mib(kept), AFTER_TRUNK)
     blocking = Row(
         TRANSFORMERS,
         f"{name} offload",
@@ -106,7 +103,6 @@ def _transformers(layers: int, width: int, tokens: int, kept: float, away: float
         _mib(away),
         AFTER_TRUNK,
         plain.key,
-        why=HEADROOM,
     )
     return plain, blocking
 

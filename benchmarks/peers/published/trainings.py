@@ -89,7 +89,7 @@ class Program:
     at_loss: Callable[[], None] | None = None
 
     def step(self) -> None:
-        with self.around_forward or contextlib.nullcontext():
+        with self.around_forward or contextlib.nullcontext(), _one_sequence_a_row():
             hidden = self.trunk(input_ids=self.inputs).last_hidden_state
         if self.at_loss is not None:
             self.at_loss()
@@ -110,8 +110,23 @@ class Program:
         return _summed(_recomputed(lambda part, wanted: _entropy(self.head(part), wanted), *both) for both in parts)
 
 
+@contextlib.contextmanager
+def _one_sequence_a_row() -> Iterator[None]:
+    """Positions say that each row is one sequence. transformers reads that from their values, which tensors without
+    data do not have, and would make a mask of tokens x tokens, which no GPU gets."""
+    from transformers import masking_utils
+
+    found = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = found
+
+
 def _summed(losses: Iterable[Tensor]) -> Tensor:
-    return torch.stack(list(losses)).sum()
+    total: Tensor = sum(losses)  # type: ignore[assignment]
+    return total
 
 
 def _entropy(logits: Tensor, labels: Tensor) -> Tensor:
