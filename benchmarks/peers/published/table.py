@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from benchmarks.peers.published import optimizer_offload
 from benchmarks.peers.published.reproduced import Figures, VdnnStep, place_key
-from benchmarks.peers.published.rows import AFTER_TRUNK, FREED, GROWTH, MISSING, PEAK, ROWS, Row
+from benchmarks.peers.published.rows import AFTER_TRUNK, GROWTH, MISSING, PEAK, ROWS, Row
 from benchmarks.peers.published.virtual_step import VirtualStep
 from benchmarks.text_table import render_table
 
@@ -23,9 +23,8 @@ def render(figures: Figures) -> str:
     lines = [line for place in _places(figures) for line in _lines_of(place, figures, notes)]
     remarks = [
         "Ratios are virtual over published. GB of axolotl#3776 are the growth over the model, of transformers what is "
-        "there between trunk and loss beside the model, of hidden_states in axolotl#3733 what it has less than gc; "
-        "others are peaks. A base is a row of the same table: gc, plain, and for torchtune the chunked cross entropy "
-        "or checkpointing. vdnn's rows have the least peak of the ways above them, and its time over that of the "
+        "there between trunk and loss beside the model; others are peaks. A base is a row of the same table: gc, "
+        "plain, and for torchtune the chunked cross entropy or checkpointing. vdnn's rows have the least peak of the ways above them, and its time over that of the "
         "fastest of them that saves memory.",
         *_summary(figures),
         *_vdnn_summary(figures),
@@ -119,8 +118,6 @@ def _step(row: Row, figures: Figures) -> VirtualStep:
 
 def _memory(row: Row, figures: Figures) -> int:
     step = _step(row, figures)
-    if row.memory == FREED:
-        return _step(row_named(row.base), figures).peak_bytes - step.peak_bytes
     return {
         PEAK: step.peak_bytes,
         GROWTH: step.peak_bytes - step.before_bytes,
@@ -166,10 +163,30 @@ def off_by(found: Iterable[float | None]) -> tuple[int, float, float]:
     return len(off), statistics.median(off), max(off)
 
 
+def compared(figures: Figures) -> int:
+    """How many published rows have a ratio, those of the optimizer's offload included."""
+    return sum(bool(ratios(row, figures)) for row in known(figures)) + len(optimizer_offload.ROWS)
+
+
+def said(figures: Figures) -> Iterator[str]:
+    """What docs/benchmarks.md says of the figures."""
+    rows = known(figures)
+    yield f"{compared(figures)} published rows have a virtual step beside them"
+    for name, ratio in (("Memory is", memory_ratio), ("Times are", time_ratio), ("times over the base", base_ratio)):
+        count, median, worst = off_by(ratio(row, figures) for row in rows)
+        yield f"{name} off by {median:.2f} x in the median of {count} rows, {worst:.2f} x at worst"
+    beside = [
+        vdnn.step_ns / _step(_fastest(place, figures), figures).step_ns
+        for place in _places(figures)
+        if (vdnn := figures.vdnn_of(place[0])) is not None and vdnn.step_ns is not None
+        if _fastest(place, figures).way != "plain"
+    ]
+    yield f"In {len(beside)} trainings vdnn takes {min(beside):.2f} to {max(beside):.2f} of the time of the fastest way"
+
+
 def _summary(figures: Figures) -> Iterator[str]:
     rows = known(figures)
-    compared = sum(bool(ratios(row, figures)) for row in rows) + len(optimizer_offload.ROWS)
-    yield f"{compared} published rows have a ratio, those of the next table included."
+    yield f"{compared(figures)} published rows have a ratio, those of the next table included."
     for name, ratio in (("Times", time_ratio), ("Memory", memory_ratio), ("Times over the base", base_ratio)):
         found = [one for one in (ratio(row, figures) for row in rows) if one is not None]
         if found:
