@@ -27,7 +27,10 @@ PEAK, GROWTH, AFTER_TRUNK = "peak", "peak over the model", "after the trunk, ove
 
 CARD = "the card is not stated: a Max-Q card has the same memory and link, and computes more slowly"
 NO_COMPILER = "published with torch.compile, which fuses what the virtual step runs and saves one by one"
-RETAINED = "its hooks leave on the card each save of a storage that is still being copied"
+RETAINED = (
+    "its hooks leave on the card each save of a storage that is still being copied; how many those are depends on the "
+    "kernels, and what else makes the published step longer is not known here"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ def render(figures: Figures) -> str:
     remarks = [
         "Ratios are virtual over published. GB of axolotl#3776 are the growth over the model, of transformers what is "
         "there between trunk and loss beside the model; others are peaks. A base is a row of the same table: gc, "
-        "plain, and for torchtune the chunked cross entropy or checkpointing. vdnn's rows have the least peak of the ways above them, and its time over that of the "
-        "fastest of them that saves memory.",
+        "plain, and for torchtune the chunked cross entropy or checkpointing. vdnn's rows have the least peak of the "
+        "ways above them, and its time over that of the fastest of them that saves memory.",
         *_summary(figures),
         *_vdnn_summary(figures),
         *(f"{number}) {note}." for note, number in notes.items()),
