@@ -169,7 +169,7 @@ def compared(figures: Figures) -> int:
 
 
 def said(figures: Figures) -> Iterator[str]:
-    """What docs/benchmarks.md says of the figures."""
+    """The sentences of docs/benchmarks.md about the figures."""
     rows = known(figures)
     yield f"{compared(figures)} published rows have a virtual step beside them"
     for name, ratio in (("Memory is", memory_ratio), ("Times are", time_ratio), ("times over the base", base_ratio)):
