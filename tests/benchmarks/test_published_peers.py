@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.published import optimizer_offload
+from benchmarks.peers.published.fine_tune import PEERS, TRAINING, read_cells, readme_rows
 from benchmarks.peers.published.optimizers import OnePassAdamW
 from benchmarks.peers.published.reproduced import Figures, VdnnStep, least_peak, place_key, run_missing
 from benchmarks.peers.published.rows import MISSING, PEAK, ROWS, Row
@@ -63,6 +64,19 @@ def test_the_page_has_the_table_and_says_of_it_what_the_figures_say() -> None:
     assert TABLE.read_text() in page
     text = " ".join(page.split())
     assert [fact for fact in said(Figures(FIGURES)) if fact not in text] == []
+
+
+def test_the_readme_has_the_rows_of_the_fine_tune_and_they_are_those_of_the_table_of_peers() -> None:
+    cells, figures = read_cells(RESULTS / "fine_tune.jsonl"), Figures(FIGURES)
+    readme = (RESULTS.parents[1] / "README.md").read_text()
+    assert [row for row in readme_rows(cells, figures) if row not in readme] == []
+    steps = {row.way: figures.step_of(row) for row in ROWS if (row.training, row.card) == (TRAINING, "rtx-pro-6000")}
+    same = [cell for cell in cells if PEERS.get(cell.peer) in steps]
+    assert len(same) == 3
+    for cell in same:
+        step_of_way = steps[PEERS[cell.peer]]
+        assert step_of_way is not None
+        assert (cell.step_ns, cell.peak_bytes) == (step_of_way.step_ns, step_of_way.peak_bytes)
 
 
 def test_a_committed_figure_is_the_one_that_the_program_computes() -> None:

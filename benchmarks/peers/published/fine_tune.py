@@ -4,7 +4,8 @@
 
 The step is that of axolotl's table: all parameters get gradients, without the optimizer's step. It runs without data on
 the virtual card of benchmarks.peers, once in each way, and by vdnn under several budgets. Each result is a cell, one
-line of the file; cells that the file has do not run again.
+line of the file; cells that the file has do not run again. The README's rows are printed, with the figures of
+benchmarks.peers from peers.jsonl in the same folder.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from benchmarks.peers.published.reproduced import Figures
 from benchmarks.peers.published.rows import ROWS
 from benchmarks.peers.published.virtual_step import recorded, virtual_step
 from benchmarks.progress import Progress
@@ -91,14 +93,25 @@ def _write(path: Path, cells: Iterable[Cell]) -> None:
     path.write_text("".join(json.dumps(cell_as_json(cell)) + "\n" for cell in cells), encoding="utf-8")
 
 
-def said(cells: Sequence[Cell]) -> dict[str, str]:
-    """Each cell as the README has it, by peer or budget: its share of plain's peak, and its time over plain's."""
-    plain = next(cell for cell in cells if cell.is_plain)
-    return {
-        cell.budget or cell.peer: f"{100 * (cell.peak_bytes or 0) / (plain.peak_bytes or 1):.0f} %, "
-        f"{(cell.step_ns or 0) / (plain.step_ns or 1):.2f} x"
-        for cell in cells
-    }
+def readme_rows(cells: Sequence[Cell], figures: Figures) -> list[str]:
+    """The rows of the README's table: what axolotl measured, and what is computed, over checkpointing and plain."""
+    by_name = {cell.budget or cell.peer: cell for cell in cells}
+    plain, checkpoint = by_name["plain"], by_name["checkpoint"]
+    before_bytes = next(step.before_bytes for step in [figures.step_of(ROWS[0])] if step is not None)
+    measured = {row.way: row for row in ROWS if row.training == TRAINING and row.card == CARD}
+    rows = []
+    for name in (*PEERS, "=checkpoint"):
+        cell, row = by_name[name], measured.get(PEERS.get(name, ""))
+        published = "not measured"
+        if row is not None and row.step_ms and row.memory_bytes and ROWS[0].step_ms:
+            published = f"{row.step_ms / ROWS[0].step_ms:.2f} x, {row.memory_bytes / 1e9:.1f} GB"
+        step_ns, growth = cell.step_ns or 0, (cell.peak_bytes or 0) - before_bytes
+        shown = "**vdnn at checkpoint's peak**" if name == "=checkpoint" else name
+        rows.append(
+            f"| {shown} | {published} | {step_ns / (checkpoint.step_ns or 1):.2f} x, {growth / 1e9:.1f} GB "
+            f"| {step_ns / (plain.step_ns or 1):.2f} x |"
+        )
+    return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,8 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--picture", type=Path, help="draw the cells to this file; needs matplotlib")
     options = parser.parse_args(arguments)
     cells = run_missing(options.path)
-    for name, figures in said(cells).items():
-        print(f"{name}: {figures}")
+    print("\n".join(readme_rows(cells, Figures(options.path.with_name("peers.jsonl")))))
     if options.picture is not None:
         draw_trade_off(cells, options.picture)
     return 0
