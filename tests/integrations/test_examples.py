@@ -28,7 +28,12 @@ CALLS = [
     ("gpt_trainer.py", ["transformers", "accelerate"], ["--use_cpu", "true", "--vdnn_device", "sim"]),
     ("trainer_on_a_virtual_machine.py", ["transformers", "accelerate"], []),
     ("ddp.py", [], ["--device", "titan-x"]),
+    ("video_lora.py", ["peft"], ["--device", "titan-x", "--budget", "12MiB"]),
+    ("grpo.py", ["transformers", "peft"], ["--device", "titan-x", "--budget", "2200KiB"]),
+    ("mixture.py", ["transformers"], ["--device", "titan-x", "--budget", "8MiB"]),
+    ("fsdp2_long.py", ["transformers"], ["--device", "titan-x", "--budget", "min", "--tokens", "256"]),
 ]
+OF_RANKS = {"ddp.py", "fsdp2_long.py"}
 OF_TRAINER = ["--max_steps", "4", "--report_to", "none", "--vdnn_min_bytes", "4KiB", "--save_strategy", "no"]
 
 
@@ -39,7 +44,7 @@ def test_an_example_runs_and_moves_bytes(tmp_path: Path, name: str, libraries: l
     if name == "gpt_trainer.py":
         arguments = [*arguments, *OF_TRAINER, "--output_dir", str(tmp_path)]
     port = free_port()
-    ranks = [as_torchrun_has(rank, port) for rank in range(2)] if name == "ddp.py" else [{}]
+    ranks = [as_torchrun_has(rank, port) for rank in range(2)] if name in OF_RANKS else [{}]
     for said in run_together(EXAMPLES / name, arguments, tmp_path, ranks):
         assert_moved(said)
 

@@ -159,7 +159,9 @@ def _refuse(operation: Operation) -> NoReturn:
 
 
 def _failed(operation: Operation, name: str, error: RuntimeError) -> NoReturn:
-    raise VdnnError(f"cannot recompute a tensor by {name}: {operation.name} raised: {error}") from error
+    # Torch adds lines about its compiler where memory is missing, as that of a parameter which FSDP2 has resharded.
+    first_line = str(error).split("\n", 1)[0]
+    raise VdnnError(f"cannot recompute a tensor by {name}: {operation.name} raised: {first_line}") from error
 
 
 def _checked(operation: Operation, call: Call, name: str, made: torch.Tensor) -> torch.Tensor:
