@@ -340,3 +340,17 @@ def test_saving_that_fails_leaves_what_was_there(
             plan.save(tmp_path / "new.json")
     assert Plan.load(path) == plan
     assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize("budget", [1, 7])
+def test_a_budget_of_a_few_bytes_is_refused_with_the_least_that_is_met(budget: int) -> None:
+    """Meant as gibibytes, perhaps."""
+
+    def trained() -> None:
+        with VirtualMachine("titan-x", fake=False) as machine, vdnn.offload(budget=budget, device=machine, min_bytes=0):
+            model = perceptron()
+            for _ in range(2):
+                model(torch.randn(4, 16)).sum().backward()
+
+    with pytest.raises(vdnn.BudgetError, match=f"budget {budget} B cannot be met: .* are needed"):
+        trained()

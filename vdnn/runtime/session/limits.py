@@ -47,7 +47,7 @@ class Limits:
 
     def windows(self, budget_bytes: int | None) -> tuple[int, int]:
         """The bytes of the two windows under this budget; None: no budget, or one that depends on the step."""
-        widest = WINDOW_BYTES if budget_bytes is None else min(WINDOW_BYTES, budget_bytes // 8)
+        widest = WINDOW_BYTES if budget_bytes is None else min(WINDOW_BYTES, max(1, budget_bytes // 8))
         offload, reload = (
             widest if window is None else parse_bytes(window) for window in (self.offload_window, self.reload_window)
         )
