@@ -18,6 +18,7 @@ from vdnn.planning.policies import PlanPolicy, PlanRequest
 from vdnn.planning.recomputing import candidates_of, planned_recompute, with_recomputes
 from vdnn.planning.search.auto import Auto
 from vdnn.planning.search.effort import Effort
+from vdnn.runtime.machine.allocation_tracker import count_writes
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps.planner import BudgetPlanner
@@ -110,7 +111,10 @@ class PlainDispatch(TorchDispatchMode):
         return False  # otherwise torch wraps each call
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return function(*args, **(kwargs or {}))
+        out = function(*args, **(kwargs or {}))
+        if out is None:
+            count_writes(function, args)
+        return out
 
 
 def plain_for(mode: str) -> contextlib.AbstractContextManager[object]:

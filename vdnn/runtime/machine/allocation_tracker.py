@@ -34,10 +34,11 @@ def _resize_and_notify(storage: torch.UntypedStorage, size: int) -> Any:
     return result
 
 
-def _count_writes(written: list[torch.Tensor]) -> None:
+def count_writes(func: Any, args: tuple[Any, ...]) -> None:
     """Counts the writes of an operation in place on a list, as the kernels of a GPU do. Those of the CPU leave it to an
     operation on each tensor, which counts nothing below a dispatch mode."""
-    torch.autograd.graph.increment_version([one for one in written if not one.is_inference()])
+    if func._schema.name.startswith(_FOREACH):
+        torch.autograd.graph.increment_version([one for one in args[0] if not one.is_inference()])
 
 
 class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -137,8 +138,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if out is None and func._schema.name.startswith(_FOREACH):
-            _count_writes(args[0])
+        if out is None:
+            count_writes(func, args)
         if self._forks != forks.count:
             return out  # a DataLoader worker inherits this mode, but its memory is its own
         if isinstance(out, torch.Tensor):
