@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,15 @@ def test_the_end_of_the_interpreter_does_not_wait_for_it(end: str) -> None:
     assert ran.returncode == expected, ran.stderr.decode()
 
 
+@pytest.fixture
+def ctrl_c_interrupts() -> Iterator[None]:
+    """Python leaves SIGINT ignored if it was as it began: in the background of a script."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_ends_a_search_that_python_waits_for() -> None:
     search = endless()
     timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
