@@ -94,10 +94,11 @@ def open_session(mode: str, device: Any, recheck: int = RECHECK, **options: Any)
         steps = session._engine.steps
         assert isinstance(steps, StepWatch)
         plans = steps._plans
-        planner = plans._planner
+        planner, maker = plans._planner, plans._maker
         assert planner is not None
-        plans._planner = _SharePlanner(
-            planner.policy, planner.budget, planner.host_bytes, planner.profile, int(share) / 100
+        assert maker is not None
+        maker.planner = plans._planner = _SharePlanner(
+            planner.policy, planner.budget, planner.host_bytes, planner.profile, share=int(share) / 100
         )
     return session
 

@@ -16,6 +16,7 @@ import vdnn
 from tests.conftest import open_fake_device
 from tests.drawn import draw_one
 from tests.fake_driver.control import FakeDriver
+from tests.runtime.training_state.ways import SOME_STAY, what_stays_changes
 from vdnn import _C
 from vdnn.errors import DriverError
 from vdnn.runtime.session.session import Session
@@ -46,6 +47,14 @@ def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are not deferred in a process that has compiled code, as another test of this process may have."""
     if dynamo := sys.modules.get("torch._dynamo.utils"):
         monkeypatch.setitem(dynamo.counters["frames"], "total", 0)
+
+
+@pytest.fixture(autouse=True)
+def _some_stay(request: pytest.FixtureRequest) -> Iterator[None]:
+    callspec = getattr(request.node, "callspec", None)
+    is_asked_for = callspec is not None and callspec.params.get("way") == SOME_STAY
+    with what_stays_changes() if is_asked_for else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture

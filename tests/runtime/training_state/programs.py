@@ -16,13 +16,13 @@ import torch
 
 from tests.runtime.training_state.conftest import Manage
 from tests.runtime.training_state.loops import Training, begin, same
-from tests.runtime.training_state.ways import options_of
+from tests.runtime.training_state.ways import SOME_STAY, options_of
 
 Program = Callable[[Training], Iterator[None]]
 
 # Those in which gradients or parameters leave, or a step is elsewhere or later.
 every_way = pytest.mark.parametrize(
-    "way", ["gradients", "all", "deferred", "deferred, gradients", "on the cpu", "all, on the cpu"]
+    "way", ["gradients", "all", SOME_STAY, "deferred", "deferred, gradients", "on the cpu", "all, on the cpu"]
 )
 
 

@@ -21,7 +21,7 @@ from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, same, train
 from tests.runtime.training_state.parameters.frozen_loops import LOOPS as PROGRAMS
 from tests.runtime.training_state.parameters.frozen_loops import MODELS, made
 from tests.runtime.training_state.parameters.frozen_loops import train as run_program
-from tests.runtime.training_state.ways import options_of, ways
+from tests.runtime.training_state.ways import options_of, ways_of_bits
 from vdnn import _C
 from vdnn.runtime.training_state import cpu_steps
 from vdnn.runtime.training_state.optimizer_state import state_of
@@ -72,7 +72,7 @@ def assert_it_went_this_way(way: str, optimizer: str, loop: str, managed: torch.
 
 
 @pytest.mark.drawn(of=15)
-@ways
+@ways_of_bits
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_training_has_the_bits_of_plain_pytorch(
@@ -87,7 +87,7 @@ TIED = [*((name, "plain") for name in OPTIMIZERS), *(("adamw", loop) for loop in
 
 
 @pytest.mark.drawn(of=8)
-@ways
+@ways_of_bits
 @pytest.mark.parametrize(("optimizer", "loop"), TIED)
 def test_tied_weights_have_the_bits_of_plain_pytorch(
     optimizer: str, loop: str, way: str, manage: Manage, poisoned: list[int]
@@ -99,7 +99,7 @@ def test_tied_weights_have_the_bits_of_plain_pytorch(
 
 @quick_and_full("seeds", 6, 20)
 @pytest.mark.drawn(of=3)
-@ways
+@ways_of_bits
 @pytest.mark.parametrize("optimizer", ["adamw-foreach", "adamw-fused", "third-party"])
 def test_no_order_of_copies_changes_a_bit(optimizer: str, way: str, seeds: int) -> None:
     expected = trained(way, optimizer, "accumulation", None, tied=True)
@@ -117,7 +117,7 @@ def test_no_order_of_copies_changes_a_bit(optimizer: str, way: str, seeds: int) 
 
 
 @pytest.mark.drawn(of=12)
-@ways
+@ways_of_bits
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_program_has_the_bits_of_plain_pytorch(

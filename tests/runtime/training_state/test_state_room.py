@@ -1,10 +1,12 @@
-"""The optimizer's state stays on the device as far as that shortens the step, and leaves when a step needs the room."""
+"""Training state stays on the device as far as that shortens the step, and leaves when a step needs the room."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +14,11 @@ import torch
 from torch import nn
 
 import vdnn
-from tests.runtime.training_state.conftest import on_host
+from tests.runtime.training_state.conftest import Manage, on_host
+from tests.runtime.training_state.ways import what_stays_changes
 from vdnn.runtime.session.session import Session
-from vdnn.runtime.training_state.state_room import StateRoom
+from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, away_of
+from vdnn.runtime.training_state.state_room import Kind, StateRoom
 
 pytestmark = pytest.mark.filterwarnings("ignore::vdnn.user_warnings.VdnnWarning")
 WIDTH, DEPTH = 512, 8
@@ -70,6 +74,30 @@ def managed(budget: int, steps: int = 10, **options: Any) -> tuple[Training, Ses
     return training, session
 
 
+def managed_whole(budget: int, **options: Any) -> tuple[Training, Session]:
+    """Parameters, gradients and state leave."""
+    with vdnn.VirtualMachine("rtx-4090") as machine:
+        training = Training(machine)
+        with session_for(training, budget, model=training.model, parameters="all", **options) as session:
+            for _ in range(12):
+                training.step()
+                session.step()
+    return training, session
+
+
+def away_parameters_of(model: nn.Module) -> list[AwayParameter]:
+    return [away for one in model.parameters() if (away := away_of(one)) is not None]
+
+
+def away_parameters(training: Training) -> list[AwayParameter]:
+    return away_parameters_of(training.model)
+
+
+def layers_with_data() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)])
+
+
 def never(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StateRoom, "stepped", lambda *_: None)
 
@@ -89,13 +117,165 @@ def test_a_step_is_shorter_than_with_all_state_away_and_within_the_budget(
     assert "of the optimizers' state stay on the device" in session.report()
 
 
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.45])
+def test_parameters_and_gradients_stay_too_where_the_budget_has_room(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = int(share * kept_peak())
+    training, session = managed_whole(budget)
+    never(monkeypatch)
+    away, _ = managed_whole(budget)
+    assert training.times[-1] < 0.8 * away.times[-1]
+    assert max(training.peaks) <= budget
+    assert any("MiB of parameters" in line for line in session._engine.state_room.lines)
+
+
+def test_with_everything_managed_a_step_takes_hardly_longer_than_with_the_state_alone() -> None:
+    budget = int(0.7 * kept_peak())
+    assert managed_whole(budget)[0].times[-1] <= 1.02 * managed(budget)[0].times[-1]
+
+
+def test_a_step_that_needs_the_room_of_parameters_gets_it() -> None:
+    budget = int(0.25 * kept_peak(4096))
+    with vdnn.VirtualMachine("rtx-4090") as machine:
+        training = Training(machine)
+        with session_for(training, budget, model=training.model, parameters="all") as session:
+            room = session._engine.state_room
+            for _ in range(8):
+                training.step()
+                session.step()
+            assert room.staying[Kind.PARAMETERS]
+            training.step(4096)
+            assert not any(one.stays for one in away_parameters(training))
+            assert "leaves the device again" in session.report()
+            session.step()
+            for rows in (4096,) * 6 + (2048,) * 3:
+                training.step(rows)
+                session.step()
+    assert max(training.peaks) <= budget
+
+
+def test_with_a_plan_folder_parameters_and_gradients_leave_as_the_next_run_begins(tmp_path: Path) -> None:
+    """Its plans are of steps from which they leave."""
+    budget = int(0.7 * kept_peak())
+    training, session = managed_whole(budget, plans=tmp_path)
+    staying = session._engine.state_room.staying
+    assert not staying[Kind.PARAMETERS]
+    assert not staying[Kind.GRADIENTS]
+    assert max(training.peaks) <= budget
+
+
+@pytest.mark.parametrize("optimizer", [None, "given"])
+def test_frozen_weights_stay_where_the_budget_has_room(optimizer: str | None) -> None:
+    with vdnn.VirtualMachine("rtx-4090") as machine:
+        training = Training(machine)
+        for one in training.model[:-1].parameters():
+            one.requires_grad_(False)
+        training.optimizer = torch.optim.AdamW(training.model[-1].parameters())
+        given = {"model": training.model, "parameters": "frozen"}
+        given |= {} if optimizer else {"optimizer": None}
+        with session_for(training, int(0.6 * kept_peak()), **given) as session:
+            for _ in range(8):
+                training.step()
+                session.step()
+    assert training.times[-1] < 0.8 * training.times[2]
+    assert "MiB of parameters" in session.report()
+
+
+def test_memory_of_the_host_that_the_program_holds_keeps_its_parameter_away(manage: Manage) -> None:
+    """It sees each step, as a state_dict of plain PyTorch does."""
+    model = layers_with_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with what_stays_changes() as found, manage(optimizer, model=model, parameters="all"):
+        saved = None
+        for number in range(9):
+            model(torch.ones(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if number == 4:
+                for one in away_parameters_of(model):
+                    one.manager.take_out()  # type: ignore[attr-defined]
+                saved = model.state_dict()
+            if saved is not None:
+                assert all(torch.equal(one, saved[name]) for name, one in model.named_parameters())
+    assert any(found[:5])
+    assert not any(found[5:])
+
+
+@pytest.mark.parametrize("when", ["never", "behind the step", "behind backward"])
+def test_a_parameter_that_the_program_reads_between_calls_is_found_on_the_host_in_all_steps(
+    when: str, manage: Manage
+) -> None:
+    """An average that it makes there goes on there."""
+    model = layers_with_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with what_stays_changes() as found, manage(optimizer, model=model, parameters="all"):
+        for _ in range(9):
+            model(torch.ones(4, 8)).square().mean().backward()
+            with torch.no_grad():
+                if when == "behind backward":
+                    torch._foreach_norm(list(model.parameters()))
+            optimizer.step()
+            with torch.no_grad():
+                if when == "behind the step":
+                    model[0].weight.clone()
+            optimizer.zero_grad()
+            assert not away_parameters_of(model)[0].stays or when == "never"
+    assert any(found) == (when != "behind backward")
+
+
+def test_what_is_written_while_it_stays_is_kept_when_it_leaves(manage: Manage) -> None:
+    model = layers_with_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with manage(optimizer, model=model, parameters="all"):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        away = away_parameters_of(model)
+        manager: Any = away[0].manager
+        manager.keep({id(one.parameter) for one in away})
+        assert all(one.stays and one.is_in_place for one in away)
+        with torch.no_grad():
+            model[0].weight.fill_(2.0)
+        model[1].weight.data.fill_(3.0)
+        optimizer.step()
+        expected = [one.detach().clone() for one in model.parameters()]
+        manager.take_out()
+        assert not any(one.is_in_place for one in away)
+        assert all(map(torch.equal, expected, model.parameters()))
+    assert all(map(torch.equal, expected, model.parameters()))
+
+
+def test_the_device_gets_the_room_of_what_stays_before_it_refuses_a_copy(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = layers_with_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with manage(optimizer, model=model, parameters="all"):
+        for _ in range(2):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+        first, *others = away_parameters_of(model)
+        manager: Any = first.manager
+        manager.keep({id(one.parameter) for one in others})
+        fetched = AwayParameter.fetched
+
+        def refused_once(away: AwayParameter) -> Any:
+            monkeypatch.setattr(AwayParameter, "fetched", fetched)
+            raise torch.OutOfMemoryError
+
+        monkeypatch.setattr(AwayParameter, "fetched", refused_once)
+        model(torch.ones(4, 8)).sum().backward()
+        assert not any(one.stays for one in others)
+
+
 def test_the_step_takes_the_predicted_time(monkeypatch: pytest.MonkeyPatch) -> None:
     predicted: list[float] = []
     whole = StateRoom._decide
 
-    def decide(room: StateRoom, away: Any, before: Any, now: Any, steps: Any) -> None:
-        whole(room, away, before, now, steps)
-        kept = sum(nbytes for identity, nbytes in away if identity in room.staying)
+    def decide(room: StateRoom, states: Any, parameters: Any, before: Any, now: Any, steps: Any) -> None:
+        away = [one for state in states for one in state.bytes_away()]
+        whole(room, states, parameters, before, now, steps)
+        kept = sum(nbytes for identity, nbytes in away if identity in room.staying[Kind.STATE])
         found = steps.predicted_ns(kept)
         predicted.append(found - 2 * kept * (now[1] - before[1]) / (now[0] - before[0]))
 
@@ -217,7 +397,7 @@ def test_the_bits_are_those_of_plain_pytorch(loop: Callable[..., None], options:
                     loop(model, optimizer, torch.randn(512, 128))
                     if session is not None:
                         session.step()
-                        has_stayed |= bool(session._engine.state_room.staying)
+                        has_stayed |= any(session._engine.state_room.staying.values())
                 found = [one.detach().clone() for one in model.parameters()]
                 found += [one.clone() for state in optimizer.state.values() for one in state.values()]
             if session is not None:
@@ -285,7 +465,7 @@ def test_which_state_stays_does_not_depend_on_the_process() -> None:
                     one.zero_grad()
                 session.step()
             room, managed_now = session._engine.state_room, session._engine._managed_states()
-    stay = [any(map(room.holds, one.param_groups[0]["params"])) for one in optimizers]
+    stay = [any(map(room.holds_state, one.param_groups[0]["params"])) for one in optimizers]
     assert [state.optimizer for state in managed_now] == optimizers
     assert any(stay)
     assert stay == sorted(stay, reverse=True)
@@ -296,6 +476,12 @@ class _Steps:
 
     are_plans_settled = True
     steps_over_budget = 0
+    stores_plans = False
+
+    def plan_anew(self) -> None:
+        raise AssertionError("only state stays")
+
+    leave_room_for = plan_anew
 
     def predicted_ns(self, more_bytes: int) -> int | None:
         return 1000 + max(0, more_bytes - 50) * 3 if self.fits_with(more_bytes) else None
@@ -309,6 +495,7 @@ class _State:
         self.total = 0
         self.taken_out = 0
         self.stays: set[int] = set()
+        self.gradients: Any = SimpleNamespace(bytes_away=list, take_out=lambda: None)
 
     def bytes_away(self) -> list[tuple[int, int]]:
         return [(number, 10) for number in range(10) if number not in self.stays]
@@ -331,11 +518,11 @@ def test_the_share_with_the_shortest_step_is_taken_once() -> None:
     state, steps = _State(), _Steps()
     room = StateRoom(lambda: [state])
     room.stepped(steps)
-    assert room.staying == set()  # how long a byte takes is not known yet
+    assert room.staying[Kind.STATE] == set()  # how long a byte takes is not known yet
     room.stepped(steps)
-    assert room.staying == set(range(6))
+    assert room.staying[Kind.STATE] == set(range(6))
     room.stepped(steps)
-    assert room.staying == set(range(6))
+    assert room.staying[Kind.STATE] == set(range(6))
 
 
 def test_state_leaves_for_good_after_a_step_over_the_budget() -> None:
@@ -343,13 +530,13 @@ def test_state_leaves_for_good_after_a_step_over_the_budget() -> None:
     room = StateRoom(lambda: [state])
     room.stepped(steps)
     room.stepped(steps)
-    state.stays = set(room.staying)
+    state.stays = set(room.staying[Kind.STATE])
     steps.steps_over_budget = 1
     room.stepped(steps)
-    assert room.staying == set()
+    assert room.staying[Kind.STATE] == set()
     assert state.taken_out == 1
     room.stepped(steps)
-    assert room.staying == set()
+    assert room.staying[Kind.STATE] == set()
 
 
 def test_leaving_tells_the_bytes_that_it_frees() -> None:
@@ -358,5 +545,5 @@ def test_leaving_tells_the_bytes_that_it_frees() -> None:
     assert room.leave() == 0
     room.stepped(steps)
     room.stepped(steps)
-    state.stays = set(room.staying)
+    state.stays = set(room.staying[Kind.STATE])
     assert room.leave() == 60

@@ -38,6 +38,7 @@ from vdnn.runtime.torch_internals.cuda_graphs import refuse_graphs_in
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.runtime.torch_internals.tensor_kinds import storage_of
 from vdnn.runtime.training_state.optimizer_state import OptimizerState
+from vdnn.runtime.training_state.parameters.managed_parameters import ManagedParameters
 from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
 from vdnn.runtime.training_state.state_room import StateRoom
 from vdnn.user_warnings import warn
@@ -90,7 +91,7 @@ class Engine:
         self.transports = Transports(_weakly(self._open_transport))
         self.modules = ModuleWatch(marked_modules, _weakly(self._call_begins))
         self.optimizer_states: weakref.WeakSet[OptimizerState] = weakref.WeakSet()  # that have memory here
-        self.state_room = StateRoom(_weakly(self._managed_states))
+        self.state_room = StateRoom(_weakly(self._managed_states), _weakly(self._managed_parameters))
         self._checked_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         saves_of_steps: list[weakref.ref[Saves]] = []  # the steps evict by the saves, which need the steps
         self.steps: Steps = (
@@ -275,6 +276,12 @@ class Engine:
         """Those that sessions which are entered here manage now, in an order that does not depend on the process."""
         managed = [one for one in self.optimizer_states if any(one.owner is entry.session for entry in self._entries)]
         return sorted(managed, key=lambda one: one.number)
+
+    def _managed_parameters(self) -> list[ManagedParameters]:
+        """Those that sessions which are entered here manage now."""
+        return (
+            [] if self.parameter_saves is None else [one for one in self.parameter_saves.managers() if one.is_managing]
+        )
 
     def _trains_here(self, optimizer: torch.optim.Optimizer) -> bool:
         # A GPU's backward and its hooks run on threads of their own. There, look for a parameter of this session.

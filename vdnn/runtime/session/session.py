@@ -172,13 +172,14 @@ class Session(contextlib.ContextDecorator):
                     engine.transport_for,
                     self._options.min_bytes,
                     on_cpu=self._steps_on_cpu,
-                    stays=engine.state_room.holds,
+                    stays=engine.state_room.holds_state,
                 )
                 managed.callback(state.left)
                 engine.optimizer_states.add(state)
                 if self._has_gradients:
                     min_bytes = self._options.min_bytes
-                    state.gradients.enter(state.optimizer, engine.transport_for, min_bytes, GradientPasses())
+                    stays = engine.state_room.holds_gradient
+                    state.gradients.enter(state.optimizer, engine.transport_for, min_bytes, GradientPasses(), stays)
                     managed.callback(state.gradients.leave)
                 if self._defers_steps:
                     state.defer_steps()
@@ -191,6 +192,7 @@ class Session(contextlib.ContextDecorator):
                     trained,
                     self._options.recheck,
                 )
+                engine.steps.leave_room_for(self._parameters.ahead_bytes())
             managed.pop_all()
 
     def close(self) -> None:
@@ -262,8 +264,8 @@ class Session(contextlib.ContextDecorator):
         recipe_lines = engine.tolerance.lines() + engine.rechecks.lines()
         for state in self._optimizer_states:
             recipe_lines += state.lines()
-        if self._optimizer_states and engine.state_room.line:
-            recipe_lines.append(engine.state_room.line)
+        if self._manages_state:
+            recipe_lines += engine.state_room.lines
         if self._parameters is not None:
             recipe_lines += self._parameters.lines()
         return session_report(self._asked_for(), self.counters, engine.transports.opened(), engine.steps, recipe_lines)

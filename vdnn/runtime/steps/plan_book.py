@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from vdnn.errors import BudgetError, VdnnError
@@ -182,6 +183,13 @@ class PlanBook:
         """Forget the plans made so far: their recordings were not whole steps."""
         self.stop_searching()
         self._begin()
+
+    def leave_room_for(self, unrecorded_bytes: int) -> None:
+        """Plans that are made from now on do: see BudgetPlanner."""
+        if self._planner is not None:
+            self._planner = replace(self._planner, unrecorded_bytes=unrecorded_bytes)
+        if self._maker is not None and self._planner is not None:
+            self._maker.planner = self._planner
 
     def stop_searching(self) -> None:
         """Cancels the search for better plans beside the training, until the next step."""

@@ -44,12 +44,15 @@ _ASSUMED_LINK = LinkCosts(24e9, 24e9, 42e9, 10_000)
 
 @dataclass(frozen=True, slots=True)
 class BudgetPlanner:
-    """`profile`: of a machine that is not present. `budget` None: the memory of the device, less the reserve."""
+    """`profile`: of a machine that is not present. `budget` None: the memory of the device, less the reserve.
+    `unrecorded_bytes`: that steps may take and their recordings do not have, such as for parameters that come ahead of
+    their uses once the order of these is known."""
 
     policy: PlanPolicy
     budget: Budget | None
     host_bytes: int | None
     profile: HardwareProfile | None
+    unrecorded_bytes: int = 0
 
     def planned(
         self,
@@ -85,7 +88,7 @@ class BudgetPlanner:
         budget_bytes = self.budget_bytes(recording)
         if self.budget is not None and recording.peak_bytes > budget_bytes:  # a reserve is larger than the slack
             budget_bytes = int(budget_bytes * (1 - SLACK))
-        return max(least_bytes(recording), budget_bytes - tightened_bytes)
+        return max(least_bytes(recording), budget_bytes - tightened_bytes - self.unrecorded_bytes)
 
     def budget_bytes(self, recording: Recording) -> int:
         fixed_bytes = self.fixed_bytes(recording.device_bytes)

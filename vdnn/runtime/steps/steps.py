@@ -212,6 +212,18 @@ class StepWatch:
     def fits_with(self, more_bytes: int) -> bool:
         return self._plans.fits_with(more_bytes)
 
+    def leave_room_for(self, unrecorded_bytes: int) -> None:
+        self._plans.leave_room_for(unrecorded_bytes)
+
+    def plan_anew(self) -> None:
+        """Steps are other ones from now on: what was recorded and planned before is forgotten."""
+        self._measured.last_recorded = None
+        self._plans.forget_made()
+
+    @property
+    def stores_plans(self) -> bool:
+        return self.options.folder is not None
+
     @property
     def first_difference(self) -> str | None:
         return self._plans.first_difference
@@ -660,7 +672,7 @@ class UnwatchedSteps:
     With `recomputes`, every storage is recomputed that can be; the policy decides about the others.
     """
 
-    is_watching = is_planning = are_plans_settled = False
+    is_watching = is_planning = are_plans_settled = stores_plans = False
     steps_over_budget = 0
     looks_for_recomputes = False
     codecs = LOSSLESS
@@ -684,6 +696,12 @@ class UnwatchedSteps:
     def fits_with(self, more_bytes: int) -> bool:
         """There is no budget."""
         return True
+
+    def leave_room_for(self, unrecorded_bytes: int) -> None:
+        """There is no budget."""
+
+    def plan_anew(self) -> None:
+        """Nothing was planned."""
 
     def store_plans(self) -> None:
         """There are none."""

@@ -66,6 +66,7 @@ class AwayGradients:
         self.copies = GradientCopies()
         self._undo: list[Callable[[], object]] = []
         self._min_bytes = 0
+        self._stays: Callable[[torch.Tensor], bool] = lambda _: False
         self._entries = 0
         self.host_bytes = 0
         self.most_bytes = 0  # on the host at one time
@@ -86,11 +87,13 @@ class AwayGradients:
         transport_for: Callable[[torch.device], Transport | None],
         min_bytes: int,
         passes: Passes,
+        stays: Callable[[torch.Tensor], bool] = lambda _: False,
     ) -> None:
+        """Gradients leave from now on, except those of parameters for which `stays` is True."""
         self._entries += 1
         if self._entries > 1:
             return
-        self._min_bytes = min_bytes
+        self._min_bytes, self._stays = min_bytes, stays
         self._reduced = ReducedGradients(self._parameters, self.bring_back, self.take_away)
         try:
             for parameter in (one for group in optimizer.param_groups for one in group["params"]):
@@ -137,6 +140,21 @@ class AwayGradients:
         for parameter in self._parameters:
             self.bring_back_one(parameter)
         self.copies.finish()
+
+    # For the room that they take, see state_room.py.
+
+    def bytes_away(self) -> list[tuple[int, int]]:
+        """Each parameter whose gradient leaves: its id, and the bytes. Sharded ones are reduced into one storage."""
+        return [
+            (id(one), one.nbytes)
+            for one in self._parameters
+            if one.requires_grad and not is_sharded(one) and one.nbytes >= self._min_bytes and not self._stays(one)
+        ]
+
+    def take_out(self) -> None:
+        """Gradients that stayed leave, except those that a backward adds to."""
+        if not in_backward():
+            self.take_away(self._parameters)
 
     # Reads and writes.
 
@@ -309,6 +327,8 @@ class AwayGradients:
             device = device_of(parameter)
             copies = self.copies.of(device)
             if copies is None or holder_of(parameter) is not self or id(parameter) in self._hosts:
+                continue
+            if self._stays(parameter):
                 continue
             if not may_leave(parameter, device, self._min_bytes) or gradient_is_held(parameter, self._parameters):
                 continue

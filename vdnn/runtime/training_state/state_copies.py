@@ -73,10 +73,10 @@ class StateCopies:
             self._stall(moving.stream, moving.complete)
         self._note(moving, _C.Access.WRITE, "step of the optimizer")
 
-    def arrive_to_be_read(self, moving: StateCopy, label: str) -> None:
-        """The same for tensors that are only read. The wait is not timed."""
+    def arrive_to_be_read(self, moving: StateCopy, label: str, *, is_timed: bool = False) -> None:
+        """The same for tensors that are only read."""
         with span("wait for state"):
-            self._order(moving.stream, moving.complete)
+            (self._stall if is_timed else self._order)(moving.stream, moving.complete)
         self._note(moving, _C.Access.READ, label)
 
     def drop(self, moving: StateCopy, label: str) -> None:
@@ -142,6 +142,10 @@ class StateCopies:
             self._release_oldest()
         if last is not None:
             self._settle(last)
+        return self.waited_ns()
+
+    def waited_ns(self) -> int:
+        """The nanoseconds that the compute stream waited for copies since the last call. Blocks until they are over."""
         waits, self._waits = self._waits, []
         return sum(self._ns_between(begin, end) for begin, end in waits)
 

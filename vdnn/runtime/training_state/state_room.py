@@ -1,26 +1,40 @@
-"""Decides how much of the state of a session's optimizers stays on the device: as much as makes the step shortest.
+"""Decides how much of a session's training state stays on the device: as much as makes the step shortest.
 
-State that leaves makes each step wait for its copies. State that stays takes room from the activations, whose plan then
-moves more. So once the plans of a session have settled, the step is predicted for several shares of the state that
-stay, and the best of them is taken: its state stays from the next step of the optimizer on, and the plans are made for
-the room that is left.
+What leaves crosses the link: parameters ahead of each use and around the step of the optimizer, gradients and optimizer
+state around that step. What stays takes room from the activations, whose plan then moves more. So once the plans of a
+session have settled, its step is predicted for several shares that stay, and the best of them is taken from the next
+step on. Parameters come first, because a byte of them crosses the link most often; then gradients, then state.
 
 [Note: State leaves again] What stays was decided for the steps that were known. A step for whose size there is no plan
-gets the room: all state leaves at once. Once the plans have settled with the new steps, it is decided again, a bounded
-number of times. After a step that exceeded its budget all state leaves for good.
+gets the room: everything leaves at once. Once the plans have settled with the new steps, it is decided again, a bounded
+number of times. After a step that exceeded its budget everything leaves for good.
+
+[Note: Steps are recorded anew] State that stays is there as a step begins, which its plan counts. A gradient that stays
+is made in the middle of a step, and the copies of parameters that stay are made no more: so once these stay or leave
+again, steps are recorded and planned anew. A plan folder has plans for steps from which all of these leave, which is
+how the next run begins: with one, only state stays.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from enum import Enum
+from typing import NamedTuple, Protocol
 
 from vdnn.bytesize import format_bytes
 
 logger = logging.getLogger("vdnn")
-_PARTS = 4  # of the state that could stay, which are compared
+_PARTS = 4  # of what could stay of each kind, which are compared
 _MOST_DECISIONS = 4
+
+
+class Kind(Enum):
+    """The kinds of training state, in the order in which they stay. The value is their name in the report."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    STATE = "the optimizers' state"
 
 
 class PredictedSteps(Protocol):
@@ -30,109 +44,254 @@ class PredictedSteps(Protocol):
     def are_plans_settled(self) -> bool: ...
     @property
     def steps_over_budget(self) -> int: ...
+    @property
+    def stores_plans(self) -> bool: ...
     def predicted_ns(self, more_bytes: int) -> int | None:
         """The mean time of a step with this many more bytes resident. None if that does not fit."""
 
     def fits_with(self, more_bytes: int) -> bool: ...
+    def plan_anew(self) -> None: ...
+    def leave_room_for(self, unrecorded_bytes: int) -> None: ...
+
+
+class ManagedGradients(Protocol):
+    """The gradients of one optimizer's parameters."""
+
+    def bytes_away(self) -> list[tuple[int, int]]:
+        """Each parameter whose gradient leaves: its id, and the bytes."""
+
+    def take_out(self) -> None: ...
 
 
 class ManagedState(Protocol):
     """The state of one optimizer that a session manages."""
 
+    @property
+    def gradients(self) -> ManagedGradients: ...
     def bytes_away(self) -> list[tuple[int, int]]:
         """Each parameter with state on the host: its id, and the bytes."""
 
     def crossed(self) -> tuple[int, int]:
-        """The bytes of state and gradients that have crossed the link in all steps, and the time in ns that compute has
-        waited for them: they cross it together."""
+        """The bytes of state, gradients and stepped parameters that have crossed the link in all steps, and the time in
+        ns that compute has waited for them: they cross it together."""
 
     def may_stay(self) -> bool: ...
     def take_out(self) -> None: ...
 
 
+class ManagedParameters(Protocol):
+    """The parameters of one model that a session manages."""
+
+    def bytes_away(self) -> list[tuple[int, int]]:
+        """Each parameter on the host that could stay on the device: its id, and the bytes."""
+
+    def fetched(self) -> tuple[int, int]:
+        """The bytes that calls and backwards have fetched, and the time in ns that compute has waited for them."""
+
+    def ahead_bytes(self) -> int: ...
+    def time_waits(self, *, are_timed: bool) -> None: ...
+    def keep(self, chosen: Container[int]) -> None: ...
+    def take_out(self) -> None: ...
+
+
+class _Counts(NamedTuple):
+    """What has moved in all steps so far, and the time in ns that compute has waited for it."""
+
+    crossed_bytes: int  # around steps of optimizers
+    crossed_ns: int
+    fetched_bytes: int  # for calls and backwards
+    fetched_ns: int
+
+
+class _Share(NamedTuple):
+    """What could stay: the ids of parameters of each kind, and the bytes."""
+
+    staying: dict[Kind, set[int]]
+    nbytes: dict[Kind, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.nbytes.values())
+
+
 class StateRoom:
-    """The state of the optimizers of one engine. `staying` are the ids of the parameters whose state stays."""
+    """The training state of the sessions of one engine."""
 
-    def __init__(self, states: Callable[[], Sequence[ManagedState] | None]) -> None:
-        """`states`: the optimizer states that sessions manage now, None once the engine is gone."""
-        self.staying: set[int] = set()
-        self.line = ""  # for the report
+    def __init__(
+        self,
+        states: Callable[[], Sequence[ManagedState] | None],
+        parameters: Callable[[], Sequence[ManagedParameters] | None] = lambda: (),
+    ) -> None:
+        """What sessions manage now, None once the engine is gone."""
+        self.staying: dict[Kind, set[int]] = {kind: set() for kind in Kind}
+        self.lines: list[str] = []  # for the report
         self._states = states
+        self._parameters = parameters
         self._decisions = 0
-        self._crossed: tuple[int, int] | None = None  # when an optimizer last stepped
+        self._counts: _Counts | None = None  # when an optimizer last stepped
         self._over_before = 0
+        self._planned_with = False  # plans are of steps in which parameters or gradients stay
+        self._is_recorded_anew = False  # the next step has no plan
 
-    def holds(self, parameter: object) -> bool:
+    def holds_state(self, parameter: object) -> bool:
         """True if the state of `parameter` stays."""
-        return id(parameter) in self.staying
+        return id(parameter) in self.staying[Kind.STATE]
+
+    def holds_gradient(self, parameter: object) -> bool:
+        return id(parameter) in self.staying[Kind.GRADIENTS]
+
+    @property
+    def _is_held(self) -> bool:
+        return any(self.staying.values())
 
     def stepped(self, steps: PredictedSteps) -> None:
         """Called after each step of an optimizer."""
-        if self.staying and steps.steps_over_budget > self._over_before:
+        self._is_recorded_anew = False
+        if self._is_held and steps.steps_over_budget > self._over_before:
             self._decisions = _MOST_DECISIONS
             self.leave()
-        if self._decisions >= _MOST_DECISIONS or self.staying:
+        if self._planned_with and not self._is_held:
+            self._planned_with = False
+            self._plan_anew(steps)
+        if self._decisions >= _MOST_DECISIONS or self._is_held:
             return
-        states = self._states() or ()
-        crossed = [state.crossed() for state in states]
-        now = sum(nbytes for nbytes, _ in crossed), sum(waited_ns for _, waited_ns in crossed)
-        before, self._crossed = self._crossed, now
-        if before is None or now[0] <= before[0] or not steps.are_plans_settled:
+        states, parameters = self._states() or (), self._parameters() or ()
+        now, before = _counts_of(states, parameters), self._counts
+        self._counts = now
+        for one in parameters:
+            one.time_waits(are_timed=True)
+        has_moved = before is not None and (now.crossed_bytes, now.fetched_bytes) > before[::2]
+        if before is None or not has_moved or not steps.are_plans_settled:
             return
         self._decisions += 1
         if all(state.may_stay() for state in states):
-            self._decide([one for state in states for one in state.bytes_away()], before, now, steps)
+            self._decide(states, parameters, before, now, steps)
 
     def _decide(
         self,
-        away: Collection[tuple[int, int]],
-        before: tuple[int, int],
-        now: tuple[int, int],
+        states: Sequence[ManagedState],
+        parameters: Sequence[ManagedParameters],
+        before: _Counts,
+        now: _Counts,
         steps: PredictedSteps,
     ) -> None:
-        """The parameters that are stepped first keep their state: while they are, that of others comes."""
-        waits = (now[1] - before[1]) / (now[0] - before[0])  # ns a byte
-        whole = sum(nbytes for _, nbytes in away)
+        crossing = _rate(now.crossed_bytes - before.crossed_bytes, now.crossed_ns - before.crossed_ns)
+        fetching = _rate(now.fetched_bytes - before.fetched_bytes, now.fetched_ns - before.fetched_ns)
+        away = {kind: list[tuple[int, int]]() for kind in Kind}
+        away[Kind.STATE] = [one for state in states for one in state.bytes_away()]
+        if not steps.stores_plans:
+            away[Kind.GRADIENTS] = [one for state in states for one in state.gradients.bytes_away()]
+            away[Kind.PARAMETERS] = [one for model in parameters for one in model.bytes_away()]
+        stepped = {identity for identity, _ in away[Kind.GRADIENTS]}
 
-        def time_ns(kept: int) -> float | None:
-            predicted = steps.predicted_ns(kept)  # with the waits of a step in which all state moves
-            return None if predicted is None else predicted - waits * 2 * kept
+        def saved_ns(share: _Share) -> float:
+            """The waits that a step has without what stays of this share."""
+            crossed = share.nbytes[Kind.STATE] + share.nbytes[Kind.GRADIENTS]
+            crossed += sum(
+                nbytes for one, nbytes in away[Kind.PARAMETERS] if one in share.staying[Kind.PARAMETERS] & stepped
+            )
+            return 2 * (crossing * crossed + fetching * share.nbytes[Kind.PARAMETERS])
 
-        fitting = whole if steps.fits_with(whole) else _most(lambda kept: steps.fits_with(kept), whole)
-        shares = sorted({_up_to(away, fitting * part // _PARTS)[1] for part in range(_PARTS + 1)})
-        times = {kept: found for kept in shares if (found := time_ns(kept)) is not None}
-        if 0 not in times:
+        times: list[tuple[float, int, _Share]] = []
+        for share in _shares(away, steps):
+            predicted = steps.predicted_ns(share.total)  # with the waits of a step in which everything moves
+            if predicted is not None:
+                times.append((predicted - saved_ns(share), share.total, share))
+        if not times or times[0][1]:
             return
-        best = min(times, key=lambda kept: (times[kept], kept))
-        self.staying, _ = _up_to(away, best)
-        if not self.staying:
+        all_away_ns = times[0][0]
+        best_ns, total, best = min(times, key=lambda one: one[:2])
+        if not total:
             return
         self._over_before = steps.steps_over_budget
-        self.line = (
-            f"  {format_bytes(best)} of the optimizers' state stay on the device: a step is predicted to take "
-            f"{times[best] / 1e6:.2f} ms, and {times[0] / 1e6:.2f} ms if all of it left"
-        )
+        self._take(best, parameters, steps)
+        kinds = ", ".join(f"{format_bytes(best.nbytes[kind])} of {kind.value}" for kind in Kind if best.nbytes[kind])
+        self.lines = [
+            f"  {kinds} stay on the device: a step is predicted to take {best_ns / 1e6:.2f} ms, and "
+            f"{all_away_ns / 1e6:.2f} ms if all of it left"
+        ]
+
+    def _take(self, share: _Share, parameters: Sequence[ManagedParameters], steps: PredictedSteps) -> None:
+        self.staying = share.staying
+        for one in parameters:
+            one.time_waits(are_timed=False)
+            one.keep(share.staying[Kind.PARAMETERS])
+        if share.staying[Kind.PARAMETERS] or share.staying[Kind.GRADIENTS]:  # see [Note: Steps are recorded anew]
+            self._planned_with = self._is_recorded_anew = True
+            self._plan_anew(steps)
+
+    def _plan_anew(self, steps: PredictedSteps) -> None:
+        steps.leave_room_for(sum(one.ahead_bytes() for one in self._parameters() or ()))
+        steps.plan_anew()
 
     def leave(self) -> int:
-        """All state leaves the device, until it is decided again. Returns the bytes that it had there."""
-        if not self.staying:
+        """Everything leaves the device, until it is decided again. Returns the bytes of state that it had there."""
+        if not self._is_held or self._is_recorded_anew:
             return 0
-        self._crossed = None
-        self.staying = set()
-        self.line = "  all of the optimizers' state leaves the device again: a step needed the room"
-        logger.info("vdnn:%s", self.line)
+        self._counts = None
+        self.staying = {kind: set() for kind in Kind}
+        self.lines = ["  all of the training state leaves the device again: a step needed the room"]
+        logger.info("vdnn:%s", self.lines[0])
         states = self._states() or ()
         before = sum(nbytes for state in states for _, nbytes in state.bytes_away())
         for state in states:
             state.take_out()
+            state.gradients.take_out()
+        for one in self._parameters() or ():
+            one.take_out()
         return sum(nbytes for state in states for _, nbytes in state.bytes_away()) - before
 
 
+def _counts_of(states: Iterable[ManagedState], parameters: Iterable[ManagedParameters]) -> _Counts:
+    crossed, fetched = [state.crossed() for state in states], [one.fetched() for one in parameters]
+    return _Counts(
+        sum(nbytes for nbytes, _ in crossed),
+        sum(waited_ns for _, waited_ns in crossed),
+        sum(nbytes for nbytes, _ in fetched),
+        sum(waited_ns for _, waited_ns in fetched),
+    )
+
+
+def _rate(nbytes: int, waited_ns: int) -> float:
+    """The ns that compute waited for each byte."""
+    return waited_ns / nbytes if nbytes else 0.0
+
+
+def _shares(away: dict[Kind, list[tuple[int, int]]], steps: PredictedSteps) -> list[_Share]:
+    """What could stay, beginning with nothing: more and more of each kind, and then of the next one."""
+    whole = sum(nbytes for several in away.values() for _, nbytes in several)
+    fitting = whole if steps.fits_with(whole) else _most(steps.fits_with, whole)
+    shares = [_Share({kind: set() for kind in Kind}, dict.fromkeys(Kind, 0))]
+    for kind in Kind:
+        below = shares[-1]
+        limit = min(fitting - below.total, sum(nbytes for _, nbytes in away[kind]))
+        for part in range(1, _PARTS + 1):
+            # State that is stepped first stays: meanwhile that of others comes. Layers that are used one after another
+            # stay in turn, so that the link has the time of those that stay for the others.
+            choose = _up_to if kind is Kind.STATE else _in_turn
+            chosen, nbytes = choose(away[kind], limit * part // _PARTS)
+            if nbytes > shares[-1].nbytes[kind]:
+                shares.append(_Share({**below.staying, kind: chosen}, {**below.nbytes, kind: nbytes}))
+    return shares
+
+
 def _up_to(away: Iterable[tuple[int, int]], limit_bytes: int) -> tuple[set[int], int]:
-    """The first parameters whose state together has at most this many bytes, and its bytes."""
+    """The first parameters which together have at most this many bytes, and these bytes."""
     found, total = set(), 0
     for identity, nbytes in away:
         if total + nbytes <= limit_bytes:
+            found.add(identity)
+            total += nbytes
+    return found, total
+
+
+def _in_turn(away: Collection[tuple[int, int]], limit_bytes: int) -> tuple[set[int], int]:
+    """Parameters which together have at most this many bytes, evenly spread over all, and these bytes."""
+    whole = sum(nbytes for _, nbytes in away)
+    found, total, seen = set(), 0, 0
+    for identity, nbytes in away:
+        seen += nbytes
+        if (total + nbytes) * whole <= limit_bytes * seen:
             found.add(identity)
             total += nbytes
     return found, total

@@ -9,6 +9,7 @@ from torch import nn
 import vdnn
 from vdnn.bytesize import parse_bytes
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.training_state.state_room import StateRoom
 
 WIDTH, DEPTH, BATCH, STEPS = 2048, 8, 256, 5
 WEIGHT_BYTES = 4 * WIDTH * WIDTH
@@ -16,6 +17,12 @@ FROZEN_BYTES = DEPTH * WEIGHT_BYTES  # biases are below `min_bytes`
 ACTIVATION_BYTES = 4 * BATCH * WIDTH
 # The narrowest window: one weight arrives while another is used.
 ONE_AHEAD = vdnn.Limits(offload_window="1MiB", reload_window="1MiB")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays where a budget has room is tested in test_state_room.py."""
+    monkeypatch.setattr(StateRoom, "stepped", lambda *_: None)
 
 
 class Backbone(nn.Module):

@@ -60,6 +60,7 @@ class AwayParameter:
     is_in_place: bool = False  # the parameter's data are the copy on the device
     is_exposed: bool = False  # the program took `.data` of the copy on the device: its writes are not counted
     is_copied_out: bool = False  # behind each use, whatever the counters say
+    stays: bool = False  # its copy on the device is in place until its room is needed, see state_room.py
     is_stepped: bool = False  # an optimizer has its data
     replaced: int = 0  # how often the program put other data in the place of the parameter's
     host_holders: tuple[int, int] = (0, 0)  # of the memory of the host, if the program holds none of it
@@ -90,7 +91,7 @@ class AwayParameter:
         """The host copy is the parameter's data from now on."""
         with outside_of_inference_mode():
             set_native_data(self.parameter, self.host.tensor)
-        self.is_in_place = self.is_exposed = False
+        self.is_in_place = self.is_exposed = self.stays = False
 
     def is_held_on_device(self) -> bool:
         """True if the program holds memory of the copy on the device, which is in place. See [Note: One memory]."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -259,10 +259,53 @@ class ManagedParameters:
         parameter: Any = away.parameter
         away.handles += (hear_first(parameter, accumulated), hear_incoming(parameter, arrives))
 
+    # For the room that they take, see state_room.py.
+
+    @property
+    def is_managing(self) -> bool:
+        return self._entries > 0 and self._streaming is not None
+
+    def bytes_away(self) -> list[tuple[int, int]]:
+        """Each parameter on the host that could stay on the device: its id, and its bytes."""
+        calls = self._calls
+        if calls is None:
+            return []
+        could = [one for one in self._away.values() if not one.stays and not calls.is_read_between_calls(one)]
+        return [(id(one.parameter), one.nbytes) for one in could]
+
+    def ahead_bytes(self) -> int:
+        """The most that copies ahead of their uses may take."""
+        return 0 if self._streaming is None else self._streaming.ahead_bytes()
+
+    def fetched(self) -> tuple[int, int]:
+        """The bytes that calls and backwards have fetched, and the time in ns that compute has waited for them since
+        `times_waits` was set."""
+        if self._streaming is None:
+            return 0, 0
+        fetches = self._streaming.fetches
+        for copies in {one.copies for one in self._away.values()}:
+            fetches.waited_ns += copies.waited_ns()
+        return fetches.nbytes, fetches.waited_ns
+
+    def time_waits(self, *, are_timed: bool) -> None:
+        if self._streaming is not None:
+            self._streaming.times_waits = are_timed
+
+    def keep(self, chosen: Container[int]) -> None:
+        """Those with the `chosen` ids come to the device, and stay there until `take_out`. Nothing runs now."""
+        streaming = self._streaming
+        if streaming is not None:
+            for one in [one for one in self._away.values() if id(one.parameter) in chosen]:
+                streaming.keep(one)
+
+    def take_out(self) -> None:
+        """All that stay leave, as soon as they are not in use."""
+        if self._streaming is not None:
+            self._streaming.let_staying_go()
+
     # While optimizers step.
 
     def drop(self, away: AwayParameter) -> bool:
-        guard_no_longer(away.parameter)
         if self._calls is None or self._streaming is None:
             return True
         with self._streaming.lock:

@@ -248,11 +248,18 @@ class ModuleCalls:
                 away = self._away.get(id(parameter))
                 if away is None or away.on_device is None:
                     continue
-                if away.is_in_place:
-                    away.is_exposed = True
-                    self._write_through(away, None)
-                else:
-                    self._streaming.drop(away)
+                with torch._C.DisableTorchFunction():
+                    if away.is_in_place:
+                        away.is_exposed = True
+                        self._write_through(away, None)
+                    else:
+                        self._streaming.drop(away)
+        self._graph_reads.step_ended()
+
+    def is_read_between_calls(self, away: AwayParameter) -> bool:
+        """True if the program was seen to read it where no module runs: there it finds it on the host. An average of
+        weights that it makes there is on the host as well."""
+        return id(away.parameter) in self._graph_reads.read
 
     def _is_held_on_host(self, parameter: torch.Tensor) -> bool:
         away = self._away.get(id(parameter))
@@ -277,7 +284,8 @@ class ModuleCalls:
             if not wanted:
                 return
             with self._streaming.lock:
-                self._streaming.use(wanted, self._phase())
+                if not all(one.stays for one in wanted):
+                    self._streaming.use(wanted, self._phase())
                 for one in wanted:
                     self._before_use_in_place(one)
                     one.users += 1
@@ -305,8 +313,10 @@ class ModuleCalls:
         with self._streaming.lock, outside_of_transforms(), torch._C.DisableTorchFunction():
             if not away.is_there():
                 return self._can_adopt(away) and self._adopt(away)
-            if away.is_held_on_device():
-                self._held.add(away.name)
+            is_held = not away.stays and away.is_held_on_device()
+            if is_held or away.stays:
+                if is_held:
+                    self._held.add(away.name)
                 self._write_through(away, module)
                 return False
             found = self._writes.use_ends(away, lambda: self._name_of(module))
@@ -456,6 +466,7 @@ class GraphReads:
     ) -> None:
         self._read, self._is_held = read, is_held
         self._held: set[int] = set()
+        self.read: set[int] = set()  # ids of parameters that any function has read, or written to
         self._watched: dict[int, torch.nn.Parameter] = {}
 
     def begin(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -463,6 +474,12 @@ class GraphReads:
         for one in parameters:
             if type(one) is torch.nn.Parameter and one.requires_grad:
                 self._watched[id(one)] = one
+                guard(one, self)
+
+    def step_ended(self) -> None:
+        """An optimizer has stepped, which no longer reads parameters."""
+        for one in self._watched.values():
+            if type(one) is torch.nn.Parameter:
                 guard(one, self)
 
     def end(self) -> None:
@@ -473,6 +490,7 @@ class GraphReads:
 
     def before_use(self, parameter: torch.Tensor) -> None:
         guard_no_longer(parameter)
+        self.read.add(id(parameter))
         with torch._C.DisableTorchFunction():
             self._held.discard(id(parameter))
             if torch.is_grad_enabled() and self._is_held(parameter):

@@ -82,11 +82,14 @@ class ParameterSaves:
         self._pack: Pack = lambda tensor: tensor
         self._unpack: Unpack = lambda packed: packed
         self._on_device: dict[int, tuple[AwayParameter, weakref.ref[SavedUses]]] = {}  # by address of their storage
-        self._managers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._managers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()  # in the order of sessions
 
     def managed_by(self, manager: ParametersOfASession) -> None:
         """`manager` has parameters that these hooks pack."""
-        self._managers.add(manager)
+        self._managers[manager] = None
+
+    def managers(self) -> list[Any]:
+        return list(self._managers)
 
     def let_all_stay(self, reason: str) -> None:
         """Returns all managed parameters to the device for good: hooks are about to be left out of graphs."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from vdnn.runtime.torch_internals.data_reads import native_data, set_native_data
+from vdnn.runtime.torch_internals.parameter_guard import guard_no_longer
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, away_of
 from vdnn.runtime.training_state.state_copies import StateCopies, StateCopy
 
@@ -81,6 +82,7 @@ def away_now(parameter: torch.Tensor) -> AwayParameter | None:
     away = away_of(parameter)
     if away is None:
         return None
+    guard_no_longer(parameter)  # it is not the program that reads it
     if not away.is_there():
         away.replaced += 1
         away.manager.stay(away, native_data(parameter), "it was moved or replaced")

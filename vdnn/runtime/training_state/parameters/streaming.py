@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,7 @@ class Fetches:
     copies: int = 0
     ahead: int = 0
     nbytes: int = 0
+    waited_ns: int = 0  # by compute, while waits are timed
 
 
 class Streaming:
@@ -49,6 +50,8 @@ class Streaming:
         self._order = UseOrder()
         self._fetched: dict[int, AwayParameter] = {}  # by number: those with a copy on the device, or on its way
         self._known: dict[int, AwayParameter] = {}  # by number
+        self._staying: dict[int, AwayParameter] = {}  # by number: not among those that are fetched
+        self.times_waits = False
         self._backward_ends = False  # a backward runs that calls `drop_unused` at its end
         self._newest: tuple[StateCopies, StateCopy] | None = None  # the last copy that was issued
 
@@ -60,6 +63,7 @@ class Streaming:
         flight has no holders yet: its memory is not reused before the copy is over."""
         self._known.pop(away.number, None)
         self._fetched.pop(away.number, None)
+        self._staying.pop(away.number, None)
         self._saves.remove(away)
         moving = away.on_device
         if moving is not None and not away.has_arrived:
@@ -80,9 +84,10 @@ class Streaming:
             for one in parameters:
                 if not one.is_in_place and one.parameter._version != one.version:
                     self.drop(one)  # the host copy was written to since
-                self._fetch(one, is_ahead=False)
+                self._fetch(one, is_ahead=False, together=parameters)
                 self._arrive(one)
-                self._order.used(phase, one.number)
+                if not one.stays:
+                    self._order.used(phase, one.number)
             self._fetch_ahead()
 
     def use_saved(self, away: AwayParameter, *, is_present: bool) -> torch.Tensor:
@@ -97,7 +102,8 @@ class Streaming:
                 self._backward_ends = call_after_backward(self._backward_ended)
             with _ordinary_tensors():
                 self.before_use_in_place(away)
-            self.use([away], _BACKWARD)
+            if not away.stays:
+                self.use([away], _BACKWARD)
             moving = away.on_device
             return native_data(away.parameter) if moving is None else moving.tensors[0]
 
@@ -125,9 +131,42 @@ class Streaming:
                 copies, moving = newest
                 copies.settle(moving)  # from now on the program may write to the host copies
 
+    def ahead_bytes(self) -> int:
+        """The most that copies ahead of their uses may take."""
+        streamed = [one.nbytes for one in self._known.values() if not one.stays]
+        return min(sum(streamed), max(self._window_bytes, *streamed)) if streamed else 0
+
+    # Parameters that stay, see state_room.py. Nothing runs as they begin to.
+
+    def keep(self, away: AwayParameter) -> None:
+        """The copy on the device is the parameter's memory, in use or not, until `let_staying_go`."""
+        with self.lock, outside_of_transforms(), _ordinary_tensors():
+            if away.stays or away.users or away.is_in_place or not away.is_there() or away.is_held_on_host():
+                return
+            self.drop(away)  # the host copy may have been written to since it was fetched
+            self._fetch(away, is_ahead=False)
+            self._arrive(away)
+            if away.on_device is not None:
+                away.put_in_place(away.on_device)
+                self._writes.use_begins(away)
+                away.stays = True
+                self._staying[away.number] = self._fetched.pop(away.number)
+
+    def let_staying_go(self, about_to_be_used: Sequence[AwayParameter] = ()) -> None:
+        """They leave, except those that are in use, which leave behind it."""
+        with self.lock:
+            staying, self._staying = list(self._staying.values()), {}
+            for one in staying:
+                one.stays = False
+                self._fetched[one.number] = one
+                self._writes.take_home(one)
+                if not one.users and one not in about_to_be_used:
+                    self.drop(one)
+
     # Copies.
 
-    def _fetch(self, away: AwayParameter, *, is_ahead: bool) -> None:
+    def _fetch(self, away: AwayParameter, *, is_ahead: bool, together: Sequence[AwayParameter] = ()) -> None:
+        """`together`: the parameters that are used at the same time."""
         if away.on_device is not None:
             return
         away.has_arrived, away.version = False, away.parameter._version
@@ -136,8 +175,9 @@ class Streaming:
         except (torch.OutOfMemoryError, MemoryError):
             if is_ahead:
                 return
+            self.let_staying_go(together)
             for one in list(self._fetched.values()):
-                if not one.users and one is not away:
+                if not one.users and one not in together:
                     self.drop(one)
             away.on_device = away.fetched()
         self._newest = away.copies, away.on_device
@@ -150,7 +190,7 @@ class Streaming:
         moving = away.on_device
         if moving is None or away.has_arrived:
             return
-        away.copies.arrive_to_be_read(moving, "parameter")
+        away.copies.arrive_to_be_read(moving, "parameter", is_timed=self.times_waits)
         away.has_arrived = True
         away.copy_version = moving.tensors[0]._version
         away.native_address = moving.tensors[0].untyped_storage()._cdata

@@ -138,6 +138,14 @@ class Writes:
             return None
         return self._checked(away, before, module)
 
+    def take_home(self, away: AwayParameter) -> None:
+        """The parameter no longer stays on the device. Optimizers have stepped it there, in ways that torch does not
+        count: what it has now is what the host gets. Mapped memory belongs to frozen parameters, whose writes count."""
+        if away.is_in_place and not away.is_mapped:
+            self._write_back(away)
+            away.is_exposed = bool(away.users)  # what uses it now may be such a step
+            away.hash_before = away.host_hash = None
+
     @staticmethod
     def renew(away: AwayParameter) -> None:
         """Writes the host copy over the copy on the device, which is in place and which nothing uses now. Blocks."""
