@@ -18,7 +18,7 @@ from tests.runtime.training_state.conftest import Manage, on_host
 from tests.runtime.training_state.ways import what_stays_changes
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, away_of
-from vdnn.runtime.training_state.state_room import Kind, StateRoom
+from vdnn.runtime.training_state.state_room import StateKind, StateRoom
 
 pytestmark = pytest.mark.filterwarnings("ignore::vdnn.user_warnings.VdnnWarning")
 WIDTH, DEPTH = 512, 8
@@ -144,7 +144,7 @@ def test_a_step_that_needs_the_room_of_parameters_gets_it() -> None:
             for _ in range(8):
                 training.step()
                 session.step()
-            assert room.staying[Kind.PARAMETERS]
+            assert room.staying[StateKind.PARAMETERS]
             training.step(4096)
             assert not any(one.stays for one in away_parameters(training))
             assert "leaves the device again" in session.report()
@@ -160,8 +160,8 @@ def test_with_a_plan_folder_parameters_and_gradients_leave_as_the_next_run_begin
     budget = int(0.7 * kept_peak())
     training, session = managed_whole(budget, plans=tmp_path)
     staying = session._engine.state_room.staying
-    assert not staying[Kind.PARAMETERS]
-    assert not staying[Kind.GRADIENTS]
+    assert not staying[StateKind.PARAMETERS]
+    assert not staying[StateKind.GRADIENTS]
     assert max(training.peaks) <= budget
 
 
@@ -275,7 +275,7 @@ def test_the_step_takes_the_predicted_time(monkeypatch: pytest.MonkeyPatch) -> N
     def decide(room: StateRoom, states: Any, parameters: Any, before: Any, now: Any, steps: Any) -> None:
         away = [one for state in states for one in state.bytes_away()]
         whole(room, states, parameters, before, now, steps)
-        kept = sum(nbytes for identity, nbytes in away if identity in room.staying[Kind.STATE])
+        kept = sum(nbytes for identity, nbytes in away if identity in room.staying[StateKind.STATE])
         found = steps.predicted_ns(kept)
         predicted.append(found - 2 * kept * (now[1] - before[1]) / (now[0] - before[0]))
 
@@ -472,22 +472,22 @@ def test_which_state_stays_does_not_depend_on_the_process() -> None:
 
 
 class _Steps:
-    """Plans that take 3 ns for each byte that stays beyond 50, and fit up to 80."""
+    """Plans that take 3 ns for each byte that stays beyond 50. Up to 80 fit, and a margin."""
 
     are_plans_settled = True
     steps_over_budget = 0
     stores_plans = False
 
-    def plan_anew(self) -> None:
+    def record_anew(self, more_bytes: int) -> None:
         raise AssertionError("only state stays")
 
-    leave_room_for = plan_anew
+    leave_room_for = record_anew
 
     def predicted_ns(self, more_bytes: int) -> int | None:
         return 1000 + max(0, more_bytes - 50) * 3 if self.fits_with(more_bytes) else None
 
     def fits_with(self, more_bytes: int) -> bool:
-        return more_bytes <= 80
+        return more_bytes <= 85
 
 
 class _State:
@@ -495,7 +495,7 @@ class _State:
         self.total = 0
         self.taken_out = 0
         self.stays: set[int] = set()
-        self.gradients: Any = SimpleNamespace(bytes_away=list, take_out=lambda: None)
+        self.gradients: Any = SimpleNamespace(bytes_away=list, take_out=lambda: None, window_bytes=int)
 
     def bytes_away(self) -> list[tuple[int, int]]:
         return [(number, 10) for number in range(10) if number not in self.stays]
@@ -518,11 +518,11 @@ def test_the_share_with_the_shortest_step_is_taken_once() -> None:
     state, steps = _State(), _Steps()
     room = StateRoom(lambda: [state])
     room.stepped(steps)
-    assert room.staying[Kind.STATE] == set()  # how long a byte takes is not known yet
+    assert room.staying[StateKind.STATE] == set()  # how long a byte takes is not known yet
     room.stepped(steps)
-    assert room.staying[Kind.STATE] == set(range(6))
+    assert room.staying[StateKind.STATE] == set(range(6))
     room.stepped(steps)
-    assert room.staying[Kind.STATE] == set(range(6))
+    assert room.staying[StateKind.STATE] == set(range(6))
 
 
 def test_state_leaves_for_good_after_a_step_over_the_budget() -> None:
@@ -530,13 +530,13 @@ def test_state_leaves_for_good_after_a_step_over_the_budget() -> None:
     room = StateRoom(lambda: [state])
     room.stepped(steps)
     room.stepped(steps)
-    state.stays = set(room.staying[Kind.STATE])
+    state.stays = set(room.staying[StateKind.STATE])
     steps.steps_over_budget = 1
     room.stepped(steps)
-    assert room.staying[Kind.STATE] == set()
+    assert room.staying[StateKind.STATE] == set()
     assert state.taken_out == 1
     room.stepped(steps)
-    assert room.staying[Kind.STATE] == set()
+    assert room.staying[StateKind.STATE] == set()
 
 
 def test_leaving_tells_the_bytes_that_it_frees() -> None:
@@ -545,5 +545,5 @@ def test_leaving_tells_the_bytes_that_it_frees() -> None:
     assert room.leave() == 0
     room.stepped(steps)
     room.stepped(steps)
-    state.stays = set(room.staying[Kind.STATE])
+    state.stays = set(room.staying[StateKind.STATE])
     assert room.leave() == 60

@@ -12,7 +12,7 @@ import torch
 
 from tests.runtime.training_state.loops import Training
 from vdnn.runtime.session.engine import Engine
-from vdnn.runtime.training_state.state_room import Kind
+from vdnn.runtime.training_state.state_room import StateKind
 
 # As "all", but after each step others of the parameters, gradients and states stay on the device.
 SOME_STAY = "all, some stay"
@@ -65,11 +65,11 @@ def what_stays_changes(seed: int = 7) -> Iterator[list[int]]:
         for model in self._managed_parameters():
             model.keep(some(model.bytes_away()))
             staying = {id(one.parameter) for one in model._away.values() if one.stays}
-            room.staying[Kind.PARAMETERS] |= staying
+            room.staying[StateKind.PARAMETERS] |= staying
             found.append(len(staying))
         for state in self._managed_states():
-            room.staying[Kind.GRADIENTS] |= some(state.gradients.bytes_away())
-            room.staying[Kind.STATE] |= some(state.bytes_away())
+            room.staying[StateKind.GRADIENTS] |= some(state.gradients.bytes_away())
+            room.staying[StateKind.STATE] |= some(state.bytes_away())
 
     Engine._optimizer_stepped = changed  # type: ignore[method-assign]
     try:

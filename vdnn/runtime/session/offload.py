@@ -112,8 +112,9 @@ def offload(
             copies of the state overlap with it. Results are the same bit for bit; whatever reads a parameter, its
             gradient or its state finishes its step first.
         parameters: ``"frozen"`` keeps the parameters of ``model`` that need no gradient on the host, ``"all"`` also
-            those that ``optimizer`` trains, with their gradients. Each comes to the device ahead of its module, ahead
-            of its use in backward, and for its step (docs/training-state.md). Default: they stay.
+            those that ``optimizer`` trains, with their gradients, as far as that makes the step shortest under the
+            budget. Each comes to the device ahead of its module, ahead of its use in backward, and for its step
+            (docs/training-state.md). Default: they stay.
         gradients: Whether the gradients of ``optimizer``'s parameters leave the device as backward makes them. Reading
             ``parameter.grad`` brings one back, and so do clipping and the step.
 

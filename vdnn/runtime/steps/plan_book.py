@@ -137,7 +137,9 @@ class PlanBook:
     def are_settled(self) -> bool:
         """True if the last step made no plan, and plans that vdnn made for good serve all kinds of steps."""
         rungs = [ladder.rungs[-1] for ladder in self._ladders.values() if ladder.rungs]
-        return self._was_last_quiet and bool(rungs) and not any(rung.is_provisional for rung in rungs)
+        is_for_good = not any(rung.is_provisional for rung in rungs)
+        is_for_good &= not any(ladder.is_of_other_state for ladder in self._ladders.values())
+        return self._was_last_quiet and bool(rungs) and is_for_good
 
     def fits_with(self, more_bytes: int) -> bool:
         """True if every step that has a plan could have one with so many more bytes resident."""
@@ -190,6 +192,12 @@ class PlanBook:
             self._planner = replace(self._planner, unrecorded_bytes=unrecorded_bytes)
         if self._maker is not None and self._planner is not None:
             self._maker.planner = self._planner
+
+    def record_anew(self, more_bytes: int) -> None:
+        """Other training state is on the device from now on. Each kind of step follows its plan once more, is recorded,
+        and planned from that. It takes `more_bytes` that are not there as it begins."""
+        for ladder in self._ladders.values():
+            ladder.is_of_other_state, ladder.more_bytes = True, more_bytes
 
     def stop_searching(self) -> None:
         """Cancels the search for better plans beside the training, until the next step."""
@@ -256,10 +264,11 @@ class PlanBook:
         is_served = rung is not None
         if rung is None:
             rung = ladder.rungs[-1]
+        allocated_bytes += ladder.more_bytes
         if not is_served or not maker.can_hold(rung, allocated_bytes):
             allocated_bytes -= free_state()
         rung.misfit_steps = max(0, rung.misfit_steps - 1)
-        self.records_step |= rung.is_provisional or rung.is_misfit
+        self.records_step |= rung.is_provisional or rung.is_misfit or ladder.is_of_other_state
         self.records_step |= ladder.deserves_own(rung, first) and maker.may_improve
         maker.make_room(rung, allocated_bytes)
         self._uses += 1
@@ -362,7 +371,8 @@ class PlanBook:
             recording = with_recomputes_of(predicted, recording)
             step.measured.add_recomputes(recording)
         has_own_recomputes, wrong = followed is None or followed.keeps_everything, None
-        if ladder is not None:
+        is_first_like_it = ladder is None or ladder.is_of_other_state
+        if ladder is not None and not is_first_like_it:
             ladder.recorded.note(recording, has_own_recomputes=has_own_recomputes, is_warm_up=step.is_warm_up)
             rung = None if followed is None else ladder.rung_of(followed)
             # Not the step that showed the misfit: it may be a passing one, and the next one like it is recorded.
@@ -375,10 +385,12 @@ class PlanBook:
                     maker.leave_room(rung)
                 return
         new = RecordedSizes(recording, has_own_recomputes=has_own_recomputes, is_warm_up=step.is_warm_up)
-        below = None if ladder is None else ladder.highest_without(wrong)
+        below = None if ladder is None or is_first_like_it else ladder.highest_without(wrong)
 
         def use(rung: Rung) -> None:
             self._uses += 1
+            if ladder is not None and is_first_like_it:
+                del self._ladders[kind], self._begins[kind]  # with all that was recorded of such steps
             mine = self._ladder_for(kind, step.begin, new)
             mine.last_used = self._uses
             mine.replace(wrong, rung)

@@ -152,6 +152,9 @@ class Ladder:
         self.rungs: list[Rung] = []
         self.last_used = 0
         self.replaced = 0  # rungs that did not fit
+        # Recorded with other training state on the device: steps take so many bytes more than are there as they begin.
+        self.is_of_other_state = False
+        self.more_bytes = 0
         self.records_all = False  # the first save does not tell the size of a step: those that follow are recorded
 
     def choose(self, first: SaveKey) -> Rung | None:

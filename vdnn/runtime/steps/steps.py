@@ -215,10 +215,9 @@ class StepWatch:
     def leave_room_for(self, unrecorded_bytes: int) -> None:
         self._plans.leave_room_for(unrecorded_bytes)
 
-    def plan_anew(self) -> None:
-        """Steps are other ones from now on: what was recorded and planned before is forgotten."""
-        self._measured.last_recorded = None
-        self._plans.forget_made()
+    def record_anew(self, more_bytes: int) -> None:
+        """Other training state is on the device from now on: see PlanBook."""
+        self._plans.record_anew(more_bytes)
 
     @property
     def stores_plans(self) -> bool:
@@ -700,7 +699,7 @@ class UnwatchedSteps:
     def leave_room_for(self, unrecorded_bytes: int) -> None:
         """There is no budget."""
 
-    def plan_anew(self) -> None:
+    def record_anew(self, more_bytes: int) -> None:
         """Nothing was planned."""
 
     def store_plans(self) -> None:

@@ -151,6 +151,10 @@ class AwayGradients:
             if one.requires_grad and not is_sharded(one) and one.nbytes >= self._min_bytes and not self._stays(one)
         ]
 
+    def window_bytes(self) -> int:
+        """The most that gradients on their way take."""
+        return sum(copies.window_bytes for copies in self.copies.opened())
+
     def take_out(self) -> None:
         """Gradients that stayed leave, except those that a backward adds to."""
         if not in_backward():

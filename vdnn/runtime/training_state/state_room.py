@@ -18,6 +18,7 @@ how the next run begins: with one, only state stays.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -27,9 +28,13 @@ from vdnn.bytesize import format_bytes
 logger = logging.getLogger("vdnn")
 _PARTS = 4  # of what could stay of each kind, which are compared
 _MOST_DECISIONS = 4
+# Plans are made before a step is recorded with what stays. They leave one part of so many of it free, and the window of
+# gradients on their way: a backward that waits for fewer parameters makes them faster.
+_MARGIN = 16
+_LEAST_GAIN = 0.05  # of a step, for which steps are recorded anew: near the least budget it is all in a guess
 
 
-class Kind(Enum):
+class StateKind(Enum):
     """The kinds of training state, in the order in which they stay. The value is their name in the report."""
 
     PARAMETERS = "parameters"
@@ -50,16 +55,19 @@ class PredictedSteps(Protocol):
         """The mean time of a step with this many more bytes resident. None if that does not fit."""
 
     def fits_with(self, more_bytes: int) -> bool: ...
-    def plan_anew(self) -> None: ...
+    def record_anew(self, more_bytes: int) -> None:
+        """Plans serve until steps with other training state are recorded. The next one takes this many bytes more."""
+
     def leave_room_for(self, unrecorded_bytes: int) -> None: ...
 
 
-class ManagedGradients(Protocol):
+class StayingGradients(Protocol):
     """The gradients of one optimizer's parameters."""
 
     def bytes_away(self) -> list[tuple[int, int]]:
         """Each parameter whose gradient leaves: its id, and the bytes."""
 
+    def window_bytes(self) -> int: ...
     def take_out(self) -> None: ...
 
 
@@ -67,7 +75,7 @@ class ManagedState(Protocol):
     """The state of one optimizer that a session manages."""
 
     @property
-    def gradients(self) -> ManagedGradients: ...
+    def gradients(self) -> StayingGradients: ...
     def bytes_away(self) -> list[tuple[int, int]]:
         """Each parameter with state on the host: its id, and the bytes."""
 
@@ -79,7 +87,7 @@ class ManagedState(Protocol):
     def take_out(self) -> None: ...
 
 
-class ManagedParameters(Protocol):
+class StayingParameters(Protocol):
     """The parameters of one model that a session manages."""
 
     def bytes_away(self) -> list[tuple[int, int]]:
@@ -95,7 +103,7 @@ class ManagedParameters(Protocol):
 
 
 class _Counts(NamedTuple):
-    """What has moved in all steps so far, and the time in ns that compute has waited for it."""
+    """The bytes that have moved in all steps so far, and the time in ns that compute has waited for them."""
 
     crossed_bytes: int  # around steps of optimizers
     crossed_ns: int
@@ -104,14 +112,19 @@ class _Counts(NamedTuple):
 
 
 class _Share(NamedTuple):
-    """What could stay: the ids of parameters of each kind, and the bytes."""
+    """A share of the training state that could stay: the ids of parameters of each kind, and the bytes."""
 
-    staying: dict[Kind, set[int]]
-    nbytes: dict[Kind, int]
+    staying: dict[StateKind, set[int]]
+    nbytes: dict[StateKind, int]
 
     @property
     def total(self) -> int:
         return sum(self.nbytes.values())
+
+    @property
+    def is_recorded_anew(self) -> bool:
+        """See [Note: Steps are recorded anew]."""
+        return bool(self.nbytes[StateKind.PARAMETERS] or self.nbytes[StateKind.GRADIENTS])
 
 
 class StateRoom:
@@ -120,25 +133,27 @@ class StateRoom:
     def __init__(
         self,
         states: Callable[[], Sequence[ManagedState] | None],
-        parameters: Callable[[], Sequence[ManagedParameters] | None] = lambda: (),
+        parameters: Callable[[], Sequence[StayingParameters] | None] = lambda: (),
     ) -> None:
-        """What sessions manage now, None once the engine is gone."""
-        self.staying: dict[Kind, set[int]] = {kind: set() for kind in Kind}
+        """Both tell who sessions manage now; None once the engine is gone."""
+        self.staying: dict[StateKind, set[int]] = {kind: set() for kind in StateKind}
         self.lines: list[str] = []  # for the report
         self._states = states
         self._parameters = parameters
         self._decisions = 0
         self._counts: _Counts | None = None  # when an optimizer last stepped
         self._over_before = 0
+        self._window_bytes = 0
+        self._steps: Callable[[], PredictedSteps | None] = lambda: None  # for which it was decided
         self._planned_with = False  # plans are of steps in which parameters or gradients stay
-        self._is_recorded_anew = False  # the next step has no plan
+        self._is_recorded_anew = False  # the next step is, with all that stays
 
     def holds_state(self, parameter: object) -> bool:
         """True if the state of `parameter` stays."""
-        return id(parameter) in self.staying[Kind.STATE]
+        return id(parameter) in self.staying[StateKind.STATE]
 
     def holds_gradient(self, parameter: object) -> bool:
-        return id(parameter) in self.staying[Kind.GRADIENTS]
+        return id(parameter) in self.staying[StateKind.GRADIENTS]
 
     @property
     def _is_held(self) -> bool:
@@ -152,7 +167,8 @@ class StateRoom:
             self.leave()
         if self._planned_with and not self._is_held:
             self._planned_with = False
-            self._plan_anew(steps)
+            self._leave_room_for_copies(steps)
+            steps.record_anew(0)
         if self._decisions >= _MOST_DECISIONS or self._is_held:
             return
         states, parameters = self._states() or (), self._parameters() or ()
@@ -170,66 +186,77 @@ class StateRoom:
     def _decide(
         self,
         states: Sequence[ManagedState],
-        parameters: Sequence[ManagedParameters],
+        parameters: Sequence[StayingParameters],
         before: _Counts,
         now: _Counts,
         steps: PredictedSteps,
     ) -> None:
         crossing = _rate(now.crossed_bytes - before.crossed_bytes, now.crossed_ns - before.crossed_ns)
         fetching = _rate(now.fetched_bytes - before.fetched_bytes, now.fetched_ns - before.fetched_ns)
-        away = {kind: list[tuple[int, int]]() for kind in Kind}
-        away[Kind.STATE] = [one for state in states for one in state.bytes_away()]
+        away = {kind: list[tuple[int, int]]() for kind in StateKind}
+        away[StateKind.STATE] = [one for state in states for one in state.bytes_away()]
         if not steps.stores_plans:
-            away[Kind.GRADIENTS] = [one for state in states for one in state.gradients.bytes_away()]
-            away[Kind.PARAMETERS] = [one for model in parameters for one in model.bytes_away()]
-        stepped = {identity for identity, _ in away[Kind.GRADIENTS]}
+            away[StateKind.GRADIENTS] = [one for state in states for one in state.gradients.bytes_away()]
+            away[StateKind.PARAMETERS] = [one for model in parameters for one in model.bytes_away()]
+        stepped = {identity for identity, _ in away[StateKind.GRADIENTS]}
 
         def saved_ns(share: _Share) -> float:
             """The waits that a step has without what stays of this share."""
-            crossed = share.nbytes[Kind.STATE] + share.nbytes[Kind.GRADIENTS]
+            crossed = share.nbytes[StateKind.STATE] + share.nbytes[StateKind.GRADIENTS]
             crossed += sum(
-                nbytes for one, nbytes in away[Kind.PARAMETERS] if one in share.staying[Kind.PARAMETERS] & stepped
+                nbytes
+                for one, nbytes in away[StateKind.PARAMETERS]
+                if one in share.staying[StateKind.PARAMETERS] & stepped
             )
-            return 2 * (crossing * crossed + fetching * share.nbytes[Kind.PARAMETERS])
+            return 2 * (crossing * crossed + fetching * share.nbytes[StateKind.PARAMETERS])
 
         times: list[tuple[float, int, _Share]] = []
-        for share in _shares(away, steps):
+        self._window_bytes = sum(state.gradients.window_bytes() for state in states)
+        for share in _shares(away, lambda nbytes: steps.fits_with(nbytes + self._margin_bytes(nbytes))):
             predicted = steps.predicted_ns(share.total)  # with the waits of a step in which everything moves
             if predicted is not None:
                 times.append((predicted - saved_ns(share), share.total, share))
         if not times or times[0][1]:
             return
         all_away_ns = times[0][0]
-        best_ns, total, best = min(times, key=lambda one: one[:2])
+        worthwhile = [one for one in times if not one[2].is_recorded_anew or one[0] < (1 - _LEAST_GAIN) * all_away_ns]
+        best_ns, total, best = min(worthwhile, key=lambda one: one[:2])
         if not total:
             return
         self._over_before = steps.steps_over_budget
         self._take(best, parameters, steps)
-        kinds = ", ".join(f"{format_bytes(best.nbytes[kind])} of {kind.value}" for kind in Kind if best.nbytes[kind])
+        kinds = ", ".join(
+            f"{format_bytes(best.nbytes[kind])} of {kind.value}" for kind in StateKind if best.nbytes[kind]
+        )
         self.lines = [
             f"  {kinds} stay on the device: a step is predicted to take {best_ns / 1e6:.2f} ms, and "
             f"{all_away_ns / 1e6:.2f} ms if all of it left"
         ]
 
-    def _take(self, share: _Share, parameters: Sequence[ManagedParameters], steps: PredictedSteps) -> None:
-        self.staying = share.staying
+    def _take(self, share: _Share, parameters: Sequence[StayingParameters], steps: PredictedSteps) -> None:
+        self.staying, self._steps = share.staying, weakref.ref(steps)
         for one in parameters:
             one.time_waits(are_timed=False)
-            one.keep(share.staying[Kind.PARAMETERS])
-        if share.staying[Kind.PARAMETERS] or share.staying[Kind.GRADIENTS]:  # see [Note: Steps are recorded anew]
+            one.keep(share.staying[StateKind.PARAMETERS])
+        if share.is_recorded_anew:
             self._planned_with = self._is_recorded_anew = True
-            self._plan_anew(steps)
+            self._leave_room_for_copies(steps)
+            steps.record_anew(share.nbytes[StateKind.GRADIENTS] + self._margin_bytes(share.total))
 
-    def _plan_anew(self, steps: PredictedSteps) -> None:
-        steps.leave_room_for(sum(one.ahead_bytes() for one in self._parameters() or ()))
-        steps.plan_anew()
+    def _margin_bytes(self, staying_bytes: int) -> int:
+        return staying_bytes // _MARGIN + self._window_bytes
+
+    def _leave_room_for_copies(self, steps: PredictedSteps) -> None:
+        ahead_bytes = sum(one.ahead_bytes() for one in self._parameters() or ())
+        leaving = [state.gradients for state in self._states() or () if state.gradients.bytes_away()]
+        steps.leave_room_for(ahead_bytes + sum(one.window_bytes() for one in leaving))
 
     def leave(self) -> int:
         """Everything leaves the device, until it is decided again. Returns the bytes of state that it had there."""
         if not self._is_held or self._is_recorded_anew:
             return 0
         self._counts = None
-        self.staying = {kind: set() for kind in Kind}
+        self.staying = {kind: set() for kind in StateKind}
         self.lines = ["  all of the training state leaves the device again: a step needed the room"]
         logger.info("vdnn:%s", self.lines[0])
         states = self._states() or ()
@@ -239,10 +266,13 @@ class StateRoom:
             state.gradients.take_out()
         for one in self._parameters() or ():
             one.take_out()
+        steps = self._steps()
+        if self._planned_with and steps is not None:
+            self._leave_room_for_copies(steps)  # the running step has them, and may be planned yet
         return sum(nbytes for state in states for _, nbytes in state.bytes_away()) - before
 
 
-def _counts_of(states: Iterable[ManagedState], parameters: Iterable[ManagedParameters]) -> _Counts:
+def _counts_of(states: Iterable[ManagedState], parameters: Iterable[StayingParameters]) -> _Counts:
     crossed, fetched = [state.crossed() for state in states], [one.fetched() for one in parameters]
     return _Counts(
         sum(nbytes for nbytes, _ in crossed),
@@ -257,18 +287,18 @@ def _rate(nbytes: int, waited_ns: int) -> float:
     return waited_ns / nbytes if nbytes else 0.0
 
 
-def _shares(away: dict[Kind, list[tuple[int, int]]], steps: PredictedSteps) -> list[_Share]:
-    """What could stay, beginning with nothing: more and more of each kind, and then of the next one."""
+def _shares(away: dict[StateKind, list[tuple[int, int]]], fits: Callable[[int], bool]) -> list[_Share]:
+    """Shares that could stay, beginning with nothing: more and more of each kind, and then of the next one."""
     whole = sum(nbytes for several in away.values() for _, nbytes in several)
-    fitting = whole if steps.fits_with(whole) else _most(steps.fits_with, whole)
-    shares = [_Share({kind: set() for kind in Kind}, dict.fromkeys(Kind, 0))]
-    for kind in Kind:
+    fitting = _most(fits, whole)
+    shares = [_Share({kind: set() for kind in StateKind}, dict.fromkeys(StateKind, 0))]
+    for kind in StateKind:
         below = shares[-1]
         limit = min(fitting - below.total, sum(nbytes for _, nbytes in away[kind]))
         for part in range(1, _PARTS + 1):
             # State that is stepped first stays: meanwhile that of others comes. Layers that are used one after another
             # stay in turn, so that the link has the time of those that stay for the others.
-            choose = _up_to if kind is Kind.STATE else _in_turn
+            choose = _up_to if kind is StateKind.STATE else _in_turn
             chosen, nbytes = choose(away[kind], limit * part // _PARTS)
             if nbytes > shares[-1].nbytes[kind]:
                 shares.append(_Share({**below.staying, kind: chosen}, {**below.nbytes, kind: nbytes}))
@@ -298,7 +328,9 @@ def _in_turn(away: Collection[tuple[int, int]], limit_bytes: int) -> tuple[set[i
 
 
 def _most(fits: Callable[[int], bool], whole: int) -> int:
-    """The most bytes that fit, to a hundredth of `whole`."""
+    """The most bytes that fit: `whole`, or to a hundredth of it."""
+    if fits(whole):
+        return whole
     low, high = 0, whole
     while high - low > max(1, whole // 100):
         middle = (low + high) // 2

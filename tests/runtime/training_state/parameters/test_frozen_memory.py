@@ -21,7 +21,7 @@ ONE_AHEAD = vdnn.Limits(offload_window="1MiB", reload_window="1MiB")
 
 @pytest.fixture(autouse=True)
 def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stays where a budget has room is tested in test_state_room.py."""
+    """Parameters that stay where a budget has room are tested in test_state_room.py."""
     monkeypatch.setattr(StateRoom, "stepped", lambda *_: None)
 
 

@@ -490,7 +490,8 @@ class GraphReads:
 
     def before_use(self, parameter: torch.Tensor) -> None:
         guard_no_longer(parameter)
-        self.read.add(id(parameter))
+        if not in_backward():  # recomputes read there
+            self.read.add(id(parameter))
         with torch._C.DisableTorchFunction():
             self._held.discard(id(parameter))
             if torch.is_grad_enabled() and self._is_held(parameter):
