@@ -75,7 +75,7 @@ FAULTS = [
     _fault("5", planted.flags_of_backward, "recompute-all", 3490, 10, "flags_around conv", NUMBERS),
     # A step may pass its budget without the fault too, as it follows a plan of the warm-up. It is not planned again.
     _fault("6", planted.optimizers_end_steps, "auto 60", 1090, 5, "step_in_backward", "planned again"),
-    _fault("7", planted.nothing_before_writes, "drawn", 490, 5, "late_backward", "plain has no error, ours Operand"),
+    _fault("7", planted.nothing_before_writes, "drawn", 8510, 5, "late_backward", "plain has no error, ours Operand"),
     _fault("8", planted.storages_asked_for, "vdnn-all", 0, 10, "transform", "BatchedTensorImpl"),
     _fault("9", planted.all_have_memory, "vdnn-all", 0, 10, "transform", "invalid python storage"),
     _fault("10", planted.all_have_memory, "vdnn-all", 0, 10, "nested", "set_data|NestedTensorImpl"),
