@@ -182,6 +182,22 @@ def test_frozen_weights_stay_where_the_budget_has_room(optimizer: str | None) ->
     assert "MiB of parameters" in session.report()
 
 
+def test_parameters_stay_in_the_next_session_too() -> None:
+    budget = int(0.7 * kept_peak())
+    with vdnn.VirtualMachine("rtx-4090") as machine:
+        training = Training(machine)
+        session = session_for(training, budget, model=training.model, parameters="all")
+        for _ in range(3):
+            with session:
+                for _ in range(6):
+                    training.step()
+                    session.step()
+                stay = [one.stays for one in away_parameters(training)]
+            assert all(stay)
+    assert max(training.peaks) <= budget
+    assert training.times[-1] == training.times[4]
+
+
 def test_memory_of_the_host_that_the_program_holds_keeps_its_parameter_away(manage: Manage) -> None:
     """It sees each step, as a state_dict of plain PyTorch does."""
     model = layers_with_data()

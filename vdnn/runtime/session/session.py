@@ -25,6 +25,7 @@ from vdnn.runtime.training_state.gradient_passes import GradientPasses
 from vdnn.runtime.training_state.optimizer_state import OptimizerState
 from vdnn.runtime.training_state.parameters.managed_parameters import ManagedParameters
 from vdnn.runtime.training_state.slices import parameters_of
+from vdnn.runtime.training_state.state_room import StateKind
 from vdnn.step.plan import Plan
 from vdnn.step.plan_use import Followed
 from vdnn.step.recording import Recording
@@ -192,6 +193,7 @@ class Session(contextlib.ContextDecorator):
                     trained,
                     self._options.recheck,
                 )
+                self._parameters.keep(engine.state_room.staying[StateKind.PARAMETERS])  # as in the session before
                 engine.steps.leave_room_for(self._parameters.ahead_bytes())
             managed.pop_all()
 

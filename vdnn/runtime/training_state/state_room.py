@@ -122,7 +122,7 @@ class _Share(NamedTuple):
         return sum(self.nbytes.values())
 
     @property
-    def is_recorded_anew(self) -> bool:
+    def needs_recording(self) -> bool:
         """See [Note: Steps are recorded anew]."""
         return bool(self.nbytes[StateKind.PARAMETERS] or self.nbytes[StateKind.GRADIENTS])
 
@@ -219,7 +219,7 @@ class StateRoom:
         if not times or times[0][1]:
             return
         all_away_ns = times[0][0]
-        worthwhile = [one for one in times if not one[2].is_recorded_anew or one[0] < (1 - _LEAST_GAIN) * all_away_ns]
+        worthwhile = [one for one in times if not one[2].needs_recording or one[0] < (1 - _LEAST_GAIN) * all_away_ns]
         best_ns, total, best = min(worthwhile, key=lambda one: one[:2])
         if not total:
             return
@@ -238,7 +238,7 @@ class StateRoom:
         for one in parameters:
             one.time_waits(are_timed=False)
             one.keep(share.staying[StateKind.PARAMETERS])
-        if share.is_recorded_anew:
+        if share.needs_recording:
             self._planned_with = self._is_recorded_anew = True
             self._leave_room_for_copies(steps)
             steps.record_anew(share.nbytes[StateKind.GRADIENTS] + self._margin_bytes(share.total))

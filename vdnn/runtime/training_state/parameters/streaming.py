@@ -144,7 +144,7 @@ class Streaming:
             if away.stays or away.users or away.is_in_place or not away.is_there() or away.is_held_on_host():
                 return
             self.drop(away)  # the host copy may have been written to since it was fetched
-            self._fetch(away, is_ahead=False)
+            self._fetch(away, is_ahead=True)  # if the device has no memory for it, it goes on to move
             self._arrive(away)
             if away.on_device is not None:
                 away.put_in_place(away.on_device)
