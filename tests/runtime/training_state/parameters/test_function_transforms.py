@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import vdnn
 from tests.runtime.training_state.conftest import Manage
 
 STEPS, BEGINS = 4, 2
@@ -62,7 +63,7 @@ def of_each_sample(model: nn.Module, x: Tensor) -> Tensor:
     def loss(given: Any, row: Tensor) -> Tensor:
         return functional_call(model, given, (row,)).square().mean()
 
-    given = {name: one.detach() for name, one in model.named_parameters()}
+    given = dict(model.named_parameters())
     return torch.cat([one.flatten(1) for one in vmap(grad(loss), in_dims=(None, 0))(given, x).values()], 1)
 
 
@@ -169,6 +170,30 @@ def test_a_transform_over_managed_parameters_has_the_bits_of_plain(
     assert all(map(torch.equal, ours, plain))
     by = "make_fx" if value is traced else "torch.func"
     assert f"parameter first.weight stays on the device: {by} ran inside the session" in report
+
+
+@pytest.mark.parametrize("parameters", ["all", "frozen"])
+@pytest.mark.parametrize("value", [of_the_input, traced])
+def test_a_transform_is_refused_while_the_program_holds_memory_that_would_see_no_later_step(
+    value: MakesValue, parameters: str, manage: Manage
+) -> None:
+    torch.manual_seed(0)
+    model = Derivative()
+    model.first.requires_grad_(False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with manage(optimizer if parameters == "all" else None, model=model, parameters=parameters) as session:
+        model(torch.randn(5, 6)).backward()
+        optimizer.step()
+        held = model.first.weight.detach()
+        with pytest.raises(vdnn.VdnnError, match=r"first.weight .* would see no later step"):
+            value(model, torch.randn(5, 6))
+        assert "stays on the device" not in session.report()
+        with torch.no_grad():
+            model.first.weight.mul_(0.5)
+        assert torch.equal(held, model.first.weight)
+        del held
+        value(model, torch.randn(5, 6))
+        assert "parameter first.weight stays on the device" in session.report()
 
 
 def test_hooks_of_others_inside_the_session_are_refused_as_in_plain(manage: Manage) -> None:

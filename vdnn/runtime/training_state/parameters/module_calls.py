@@ -382,10 +382,11 @@ class ModuleCalls:
         self._let_stay(away, reason)
 
     def give_all_back(self, reason: str) -> None:
-        """All parameters return to the device, and nothing is fetched any longer."""
+        """All parameters return to the device, and nothing is fetched any longer. If one is refused, none returns."""
         with self._streaming.lock, torch._C.DisableTorchFunction():
-            for away in list(self._away.values()):  # a transform is given detached parameters, which it holds
-                self._give_back(away, reason, is_held_on_host=False)
+            held = [one for one in self._away.values() if one.is_there() and one.is_held_on_host()]
+            for away in held or list(self._away.values()):
+                self._give_back(away, reason)
 
     def in_step(self, away: AwayParameter) -> bool:
         """An optimizer is about to step `away`. True: the host copy is the parameter's data, to be stepped on a copy.
