@@ -77,9 +77,13 @@ class _DrawnPlan(PlanPolicy):
         return make_plan(followed, "everything", lifetimes)
 
 
-def open_session(mode: str, device: Any, recheck: int = RECHECK, **options: Any) -> Session:
+def open_planned(budget: int | str, device: Any, recheck: int, **options: Any) -> Session:
+    return vdnn.offload(Auto(_EFFORT), budget=budget, device=device, min_bytes=0, recheck=recheck, **options)
+
+
+def open_session(mode: str, device: Any, recheck: int = RECHECK) -> Session:
     if mode == "drawn":
-        return vdnn.offload(_DrawnPlan(), device=device, min_bytes=0, recheck=recheck, **options)
+        return vdnn.offload(_DrawnPlan(), device=device, min_bytes=0, recheck=recheck)
     if not is_planned(mode):
         return vdnn.offload(
             mode,
@@ -89,7 +93,7 @@ def open_session(mode: str, device: Any, recheck: int = RECHECK, **options: Any)
             recheck=recheck,
         )
     share = mode.removeprefix("auto ")
-    session = vdnn.offload(Auto(_EFFORT), budget="min", device=device, min_bytes=0, recheck=recheck, **options)
+    session = open_planned("min", device, recheck)
     if share != "min":
         steps = session._engine.steps
         assert isinstance(steps, StepWatch)

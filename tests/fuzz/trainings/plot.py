@@ -10,7 +10,7 @@ from tests.fuzz.trainings.grammar import BLOCKS, STATEMENTS
 from tests.fuzz.trainings.optimizers import draw_optimizer
 from tests.fuzz.trainings.steps import draw_backward, draw_forward, draw_step
 from tests.fuzz.trainings.ways import draw_mode
-from tests.fuzz.trainings.world import SESSIONS, STEPS
+from tests.fuzz.trainings.world import SESSIONS
 
 ALL = (aliases, blocks, hooks, lives, optimizers, steps)  # importing them registers every production
 _DISTURBANCES = [one for one in STATEMENTS.values() if one.weight]
@@ -24,6 +24,8 @@ _EARLY = [
     }.items()
     for _ in range(often)
 ]
+
+_SELDOM = 5  # of so many steps one
 
 
 def program_of(seed: int, mode: str | None = None) -> Program:
@@ -155,8 +157,8 @@ class _Plot:
         return Statement(chosen.name, -1, (), chosen.draw(self.random), self._when(chosen.name))
 
     def _when(self, name: str) -> When:
-        """Hooks and aliases are made once; other things happen once, from a step on, or every now and then."""
-        once = When(STEPS, self.random.randrange(STEPS))
+        """Hooks and aliases are made in one step of five; other things are too, or from a step on, or more often."""
+        once = When(_SELDOM, self.random.randrange(_SELDOM))
         if name.endswith("hook") or name in ("alias", "raise") or self.random.random() < 0.4:
             return once
         return self.random.choice([ALWAYS, ALWAYS, When(2, 1), When(3, 2), When(1, 0, 3)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import re
 import sys
@@ -19,8 +20,12 @@ from vdnn.runtime.recompute.proofs import disabled_recipes
 def plain_outcomes(program: Program) -> list[StepOutcome]:
     way = way_of(program.mode)
     with PlainDispatch() if way.is_planned else contextlib.nullcontext():
-        training = Training(program, steps_on_cpu=way.steps_on_cpu)
-        return list(training.outcomes(lambda _: contextlib.nullcontext()))
+        return _plain_outcomes(program, way)
+
+
+def _plain_outcomes(program: Program, way: Way) -> list[StepOutcome]:
+    training = Training(program, steps=way.steps, steps_on_cpu=way.steps_on_cpu)
+    return list(training.outcomes(lambda _: contextlib.nullcontext()))
 
 
 def verdict_of(program: Program, recheck: int = RECHECK) -> Verdict:
@@ -53,8 +58,9 @@ def _verdict_of_numbers(program: Program, recheck: int) -> Verdict:
 def _against_plain(program: Program, way: Way, plain: list[StepOutcome], recheck: int) -> Verdict:
     step = -1
     try:
-        with sessions_of(way, program.seed, recheck) as open_session, contextlib.ExitStack() as stack:
-            training = Training(program, steps_on_cpu=way.steps_on_cpu)
+        plain_again = functools.partial(_plain_outcomes, program, way)
+        with sessions_of(way, program.seed, recheck, plain_again) as open_session, contextlib.ExitStack() as stack:
+            training = Training(program, steps=way.steps, steps_on_cpu=way.steps_on_cpu)
             outcomes = stack.enter_context(contextlib.closing(training.outcomes(open_session)))
             for step, (wanted, found) in enumerate(zip(plain, outcomes, strict=True)):
                 verdict = compared(step, wanted, found, program, training)
@@ -66,7 +72,8 @@ def _against_plain(program: Program, way: Way, plain: list[StepOutcome], recheck
     except Exception as error:
         if _is_torchs_own(error):  # of a step that waited until the session was left
             return Verdict(Kind.SAME)
-        return Verdict(Kind.DIFFERENT, step, f"outside of a step: {message_of(error)}")
+        kind = Kind.REFUSED if may_refuse(error, program.listing()) else Kind.DIFFERENT
+        return Verdict(kind, step, f"outside of a step: {message_of(error)}")
     return Verdict(Kind.SAME)
 
 

@@ -6,13 +6,14 @@ import contextlib
 import functools
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import vdnn
 from tests.fuzz.outcomes import MODIFIED
-from tests.fuzz.sessions import open_session
+from tests.fuzz.sessions import open_planned
+from tests.runtime.training_state.ways import what_stays_changes
 from vdnn import _C
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
@@ -35,10 +36,18 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 _WEIGHTS = {"gradients": 2, "all": 4, "frozen": 1.5, "deferred gradients": 1.5, "all on the cpu": 1}
 # Over the simulated device no bytes are counted, so a budget is a policy there: nothing is offloaded, all activations
-# are, all are recomputed. A virtual machine counts, and has a plan for half of what the recorded step takes beyond the
-# least, or for the least.
-BUDGETS = {"none": 0.35, "medium": 0.3, "small": 0.3, "planned 50": 0.025, "planned min": 0.025}
-_POLICIES = {"none": "keep", "medium": "vdnn-all", "small": "recompute-all"}
+# are, all are recomputed. "changing" moves them, and behind each step of an optimizer other parameters, gradients and
+# states stay on the device. A virtual machine counts, and has a plan for a share of what the training takes without a
+# session, or for the least: what stays there is what shortens the step.
+BUDGETS = {
+    "none": 0.35,
+    "changing": 0.045,
+    **dict.fromkeys(("medium", "small"), 0.28),
+    **dict.fromkeys(("planned 90", "planned 120", "planned min"), 0.015),
+}
+_POLICIES = {"none": "keep", "medium": "vdnn-all", "small": "recompute-all", "changing": "vdnn-all"}
+# A plan settles, and state begins to stay, behind the fifth step or later.
+_STEPS, _MANY_STEPS = 5, 14
 
 
 class Way(NamedTuple):
@@ -50,8 +59,21 @@ class Way(NamedTuple):
         return self.budget.startswith("planned")
 
     @property
+    def what_stays_changes(self) -> bool:
+        return self.budget == "changing"
+
+    @property
     def steps_on_cpu(self) -> bool:
         return WAYS[self.name].get("optimizer_on") == "cpu"
+
+    @property
+    def all_leaves(self) -> bool:
+        """Nothing of this way ever stays on the device."""
+        return self.steps_on_cpu or WAYS[self.name].get("optimizer_step") == "deferred"
+
+    @property
+    def steps(self) -> int:
+        return _MANY_STEPS if self.is_planned or self.what_stays_changes else _STEPS
 
     def __str__(self) -> str:
         return f"{self.name}, {self.budget}"
@@ -66,6 +88,8 @@ def draw_mode(random: Random) -> str:
     budget = random.choices(list(BUDGETS), list(BUDGETS.values()))[0]
     if budget.startswith("planned") and WAYS[name].get("optimizer_on") == "cpu":
         budget = "none"  # refused: a virtual machine has no clock for the CPU
+    if budget == "changing" and Way(name, budget).all_leaves:
+        budget = "medium"
     return str(Way(name, budget))
 
 
@@ -85,9 +109,9 @@ def _options(way: Way, training: Training) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def sessions_of(way: Way, seed: int, recheck: int) -> Iterator[Any]:
+def sessions_of(way: Way, seed: int, recheck: int, plain: Callable[[], object]) -> Iterator[Any]:
     """Yields a function that opens a session of this way for a training. At the end, the sessions that live on are
-    closed ahead of their device."""
+    closed ahead of their device. `plain` runs the training without a session."""
     opened: list[weakref.ref[Any]] = []
 
     def remembered(session: Any) -> Any:
@@ -95,7 +119,10 @@ def sessions_of(way: Way, seed: int, recheck: int) -> Iterator[Any]:
         return session
 
     with contextlib.ExitStack() as closing:
-        open_one = closing.enter_context(_planned(way, recheck) if way.is_planned else _simulated(way, seed, recheck))
+        if way.what_stays_changes:
+            closing.enter_context(what_stays_changes(seed))
+        planned = way.is_planned
+        open_one = closing.enter_context(_planned(way, plain, recheck) if planned else _simulated(way, seed, recheck))
         try:
             yield lambda training: remembered(open_one(training))
         finally:
@@ -106,11 +133,15 @@ def sessions_of(way: Way, seed: int, recheck: int) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _planned(way: Way, recheck: int) -> Iterator[Any]:
+def _planned(way: Way, plain: Callable[[], object], recheck: int) -> Iterator[Any]:
+    share = way.budget.removeprefix("planned ")
+    budget: int | str = "min"
+    if share != "min":
+        with VirtualMachine("titan-x", fake=False) as machine:
+            plain()
+            budget = machine.peak_bytes * int(share) // 100
     with VirtualMachine("titan-x", fake=False) as machine:
-        share = way.budget.removeprefix("planned ")
-        mode = "auto min" if share == "min" else f"auto {share}"
-        yield lambda training: open_session(mode, machine, recheck, **_options(way, training))
+        yield lambda training: open_planned(budget, machine, recheck, **_options(way, training))
 
 
 @contextlib.contextmanager
@@ -147,6 +178,11 @@ class Refusal(NamedTuple):
 
 REFUSALS = (
     Refusal(
+        r"budget .* cannot be met",
+        r"planned \d",
+        "A budget that cannot be met is refused with the smallest that can",
+    ),
+    Refusal(
         r"cannot be stepped on the CPU: the gradient of parameter .* is sparse",
         r"on the cpu[\s\S]*embedding\(",
         "Refused with a sentence: parameters that share memory, DTensors, sparse gradients",
@@ -162,7 +198,7 @@ REFUSALS = (
         "`.to()` and `parameter.data = ...` inside are refused at the next call of the module",
     ),
     Refusal(
-        r"has to be on the device from now on, because it (is read between|was frozen as)",
+        r"has to be on the device from now on, because (it is read between|it was frozen as|torch.func ran)",
         r"(frozen|all)[\s\S]*(alias|save)\(",
         "A parameter that has to stay on the device from then on, while the program holds its memory of the host, is "
         "refused with its name",

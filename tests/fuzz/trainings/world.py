@@ -24,11 +24,10 @@ Trace = list[tuple[str, "bytes | None"]]
 # Makes the session of a training, or a context without one.
 Open = Callable[["Training"], contextlib.AbstractContextManager[Any]]
 
-STEPS = 5
-# How a loop is divided into sessions: one around all steps; one that is entered for each step; a new one for every two
+# How a loop is divided into sessions: one around all steps; one that is entered for each step; a new one for every few
 # steps, closed or left to the collector; one that begins late or ends early.
 SESSIONS = ("one", "each step", "epochs", "open epochs", "late", "early")
-_LATE, _EARLY, _EPOCH = 2, 3, 2
+_LATE, _BEHIND_EARLY = 2, 2  # steps without a session
 
 
 class PlannedError(Exception):
@@ -60,12 +59,13 @@ class StepOutcome(NamedTuple):
 
 
 class Training:
-    def __init__(self, program: Program, *, steps_on_cpu: bool = False) -> None:
+    def __init__(self, program: Program, *, steps: int = 5, steps_on_cpu: bool = False) -> None:
         self.program = program
         self.steps_on_cpu = steps_on_cpu
+        self.steps = steps
         self.clock = Clock()
         generator = torch.Generator().manual_seed(program.seed)
-        self._inputs = torch.randn(STEPS, ROWS, COLUMNS, generator=generator)
+        self._inputs = torch.randn(steps, ROWS, COLUMNS, generator=generator)
         self.nets: dict[int, nn.Module] = {}
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.schedulers: dict[int, Any] = {}
@@ -181,7 +181,7 @@ class Training:
         catches an exception in a step, and goes on."""
         self.is_looping = True
         try:
-            for step in range(STEPS):
+            for step in range(self.steps):
                 self.clock.step = step
                 yield StepOutcome(_without_frames(self._caught(lambda: self._one_step(open_session))), self._taken())
             yield StepOutcome(_without_frames(self._caught(self._end)), self._taken())
@@ -221,7 +221,7 @@ class Training:
 
     def _run_loop(self) -> None:
         # torch.manual_seed would also seed generators that keep a list of their seeds
-        torch.default_generator.manual_seed(self.program.seed * STEPS + self.step)
+        torch.default_generator.manual_seed(self.program.seed * self.steps + self.step)
         self.clock.raises_behind = -1
         try:
             self._loop()
@@ -232,14 +232,15 @@ class Training:
     def _begins(self, step: int) -> bool:
         if self.sessions == "late":
             return step >= _LATE
-        return self.sessions != "early" or step < _EARLY
+        return self.sessions != "early" or step < self.steps - _BEHIND_EARLY
 
     def _leaves(self, step: int) -> bool:
         if not self.is_inside:
             return False
         if self.sessions in ("epochs", "open epochs"):
-            return step % _EPOCH == _EPOCH - 1
-        return self.sessions == "each step" or (self.sessions == "early" and step == _EARLY - 1)
+            epoch = max(2, self.steps // 2)
+            return step % epoch == epoch - 1
+        return self.sessions == "each step" or (self.sessions == "early" and step == self.steps - _BEHIND_EARLY - 1)
 
     def _leave(self, error: BaseException | None) -> None:
         """Leaves the session. What the program took hold of inside ends with it: parameters and states then have memory
