@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from vdnn.runtime.machine.caching_allocator import CachingAllocator
 from vdnn.runtime.torch_internals import forks
+from vdnn.runtime.torch_internals.dispatch_entry import turns_dynamo_off
 
 Operation = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 _DEVICE_OF = torch.ops.prim.device.default
@@ -126,6 +127,11 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._replay(("held", self.live_bytes), False, nbytes)
             self._count(nbytes)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the entry does
+
+    @turns_dynamo_off
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -152,12 +158,20 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.on_operation(func, args, kwargs, out)
         return out
 
+    def ran(self, results: list[torch.Tensor]) -> None:
+        """Counts the results of an operation that ran without dispatch: tensors of the device with memory."""
+        if self._forks == forks.count:
+            for one in results:
+                self._observe_storage(one.untyped_storage())
+
     def _observe(self, tensor: torch.Tensor) -> None:
         if tensor.layout is not torch.strided or tensor.device.type != self._device_type:
             return
         if tensor._is_zerotensor():
             return  # forward mode's zeros have a size but no memory
-        storage = tensor.untyped_storage()
+        self._observe_storage(tensor.untyped_storage())
+
+    def _observe_storage(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         nbytes = storage.nbytes()
         if type(nbytes) is not int:

@@ -82,7 +82,7 @@ class VirtualMachine(TensorDevice):
             stack.enter_context(self.tracker)
             if self.counts_workspaces:
                 self.tracker.hold(self.profile.libraries.get("cublas_bytes", 0))
-            self.tracker.on_operation = self._advance  # only while entered: a machine that is left is freed at once
+            self.tracker.on_operation = self.advance  # only while entered: a machine that is left is freed at once
             self._entered = stack.pop_all()
         return self
 
@@ -96,10 +96,21 @@ class VirtualMachine(TensorDevice):
     def is_entered(self) -> bool:
         return self._entered is not None
 
-    def _advance(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        duration_ns = operation_ns(self.profile, func, args, kwargs, out)
-        if self.counts_workspaces and self.aside_ns is None:
-            self._work(workspace_of(self.profile, func, args, out))
+    def advance(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Counts an operation: its time, and the workspace of a library."""
+        self.advance_by(*self.cost_of(func, args, kwargs, out))
+
+    def cost_of(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> tuple[int, Workspace | None]:
+        """The time of an operation, and the workspace that a library takes for it."""
+        workspace = workspace_of(self.profile, func, args, out) if self.counts_workspaces else None
+        return operation_ns(self.profile, func, args, kwargs, out), workspace
+
+    def advance_by(self, duration_ns: int, workspace: Workspace | None) -> None:
+        """Counts an operation of this time and workspace."""
+        if workspace is not None and self.aside_ns is None:
+            self._work(workspace)
         if self.host is not None:
             self.issued_ns += self.host.operation_ns + (self.host.launch_ns if duration_ns else 0)
         if self.aside_ns is not None:
@@ -108,11 +119,10 @@ class VirtualMachine(TensorDevice):
             self.operations += 1
             self.device.advance(self._compute, duration_ns)
 
-    def _work(self, workspace: Workspace | None) -> None:
-        if workspace is not None:
-            self.tracker.took(workspace.nbytes)
-            if self.largest_workspace is None or workspace.nbytes > self.largest_workspace.nbytes:
-                self.largest_workspace = workspace
+    def _work(self, workspace: Workspace) -> None:
+        self.tracker.took(workspace.nbytes)
+        if self.largest_workspace is None or workspace.nbytes > self.largest_workspace.nbytes:
+            self.largest_workspace = workspace
 
     def current_stream(self) -> _C.Stream:
         return self._compute

@@ -59,6 +59,18 @@ class Expectations:
             if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
                 self.assume(tensor, expectation)
 
+    def has(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._held
+
+    def follows(self, func: Any) -> bool:
+        """Do the expectations of its arguments decide on those of its results?"""
+        return func._overloadpacket.__name__.removesuffix("_") in _RULES
+
+    def stays_unknown(self, func: Any) -> bool:
+        """Has no result an expectation, if no argument is a tensor that has one?"""
+        rule = _RULES.get(func._overloadpacket.__name__.removesuffix("_"))
+        return rule is None or rule in _CARRY
+
     def _drop(self, key: int, gone: weakref.ref[torch.UntypedStorage]) -> None:
         found = self._held.get(key)
         if found is not None and found[0] is gone:
@@ -196,3 +208,4 @@ _RULES: dict[str, Callable[..., _Found]] = {
     **dict.fromkeys(("max", "min"), _extreme),
     "scatter": _scattered,
 }
+_CARRY = frozenset({_same, _product, _not, _both, _either, _sum, *(_RULES[name] for name in ("lt", "le", "gt", "ge"))})

@@ -18,11 +18,14 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal.dtype_checks import DtypeChecks
 from vdnn.runtime.rehearsal.expectations import Expectations
 from vdnn.runtime.rehearsal.known_values import MOST_BYTES, KnownValues
 from vdnn.runtime.rehearsal.norm_statistics import NormStatistics
+from vdnn.runtime.rehearsal.operation_memo import OperationMemo
 from vdnn.runtime.rehearsal.stand_ins import StandIns
+from vdnn.runtime.torch_internals.dispatch_entry import turns_dynamo_off
 from vdnn.runtime.torch_internals.tensor_kinds import CLASSES_WITH_DATA
 
 _aten = torch.ops.aten
@@ -40,13 +43,15 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode. Enter it after a virtual machine with tensors without data, on the same thread.
 
     `on_adopted(tensor)` is called with each tensor that stands for a real one which the program brought along. All new
-    tensors that a program wants on a GPU are made on `device`.
+    tensors that a program wants on a GPU are made on `device`. With a `machine`, operations that repeat run from a
+    memo.
     """
 
     def __init__(
         self,
         on_adopted: Callable[[torch.Tensor], None] = lambda tensor: None,
         device: torch.device = _CPU,
+        machine: VirtualMachine | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._on_adopted = on_adopted
@@ -57,12 +62,27 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._dtypes = DtypeChecks()
         self.statistics = NormStatistics()
         self._mode: FakeTensorMode | None = None
+        self.memo = OperationMemo(machine, self._stays_unknown, self._may_have_value) if machine else None
 
     def __enter__(self) -> HostValues:
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         self._mode = mode if isinstance(mode, FakeTensorMode) else None
+        if self.memo is not None and self._mode is not None:
+            self.memo.enter(self._mode)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
+
+    def _may_have_value(self, func: OpOverload) -> Callable[[torch.Tensor], bool] | None:
+        """Asks whether a tensor has a value that results of the operation depend on, known or expected."""
+        if func.is_view:
+            return None  # the values are those of the storage
+        if not self._expectations.follows(func):
+            return self._known.may_have
+        return lambda tensor: self._known.may_have(tensor) or self._expectations.has(tensor)
+
+    def _stays_unknown(self, func: OpOverload) -> bool:
+        """Have the results no values, if no argument has one?"""
+        return (func not in _OVERWRITES or func is _aten.copy_.default) and self._expectations.stays_unknown(func)
 
     def array_of(self, tensor: torch.Tensor) -> Any:
         """A numpy array of the known values, or of the expected ones."""
@@ -72,12 +92,21 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 known = torch.full(tensor.shape, self._expectations.of(tensor).mean or 0, dtype=tensor.dtype)
             return known.detach().clone().numpy()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the entry does
+
+    @turns_dynamo_off
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device  # asked for at every step of a program: the other modes would only pass it on
-        kwargs = kwargs or {}
+        # In a backward pass the function modes of the stage are active here, in a forward pass they are not.
+        with torch._C.DisableTorchFunction():
+            return self._dispatched(func, types, args, kwargs or {})
+
+    def _dispatched(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("device") == _DEFAULT_GPU:  # from torch.set_default_device
             kwargs = {**kwargs, "device": self._device}
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
@@ -86,6 +115,11 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if func in _LIFTS:
             return self._lifted(func, args[0])
+        if self.memo is None:
+            return self._rehearsed(func, args, kwargs)
+        return self.memo.run(func, args, kwargs, self._rehearsed)
+
+    def _rehearsed(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func.is_view and type(args[0]) is FakeTensor:
             return func(*args, **kwargs)  # the values are those of the storage
         leaves, spec = tree_flatten((args, kwargs))

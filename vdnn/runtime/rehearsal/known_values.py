@@ -26,6 +26,10 @@ class KnownValues:
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return self._stored(tensor) is not None
 
+    def may_have(self, tensor: torch.Tensor) -> bool:
+        """False only if the tensor is unknown: the cheaper question."""
+        return tensor.untyped_storage()._cdata in self._values
+
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A real tensor of this geometry on the known bytes: a write to it changes what is known. None if unknown."""
         stored = self._stored(tensor)

@@ -1,0 +1,261 @@
+"""Runs an operation that was rehearsed before, on tensors of the same geometry, from what was noted then.
+
+A model that loops over time calls the same few operations hundreds of thousands of times. Torch finds the geometry of
+each result anew, through a key of all properties of all arguments, and the roofline its time. Here the geometry of the
+arguments is the key of results, time and workspace. A memo holds what was seen below the dispatch modes: new tensors,
+views of an argument, and arguments that were written to. An operation is noted only if nothing else can decide: no
+value, no random number, no setting of torch that it reads.
+
+Tests compare whole rehearsals with and without memos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils.flop_counter import flop_registry
+
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.machine.workspaces import Workspace
+from vdnn.runtime.torch_internals.fake_results import FakeResults
+
+_aten = torch.ops.aten
+_CPU = torch.device("cpu")
+_MOST = 1 << 16  # noted results; a program of so many geometries repeats little
+_NOT_NOTED = frozenset(
+    {
+        # Their results depend on the size of a storage.
+        _aten.as_strided.default,
+        _aten.set_.source_Tensor,
+        # Norms get their statistics from the rehearsal.
+        _aten.native_layer_norm.default,
+        _aten.native_batch_norm.default,
+    }
+)
+_UNNOTED_TAGS = (
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.nondeterministic_seeded,
+    torch.Tag.inplace_view,
+)
+_VALUES: Final = frozenset(
+    {int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, float}
+)
+
+_MISS: Any = object()
+Rehearse = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class _New(NamedTuple):
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _View(NamedTuple):
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+    position: int  # of the argument
+
+
+class _Written(NamedTuple):
+    position: int
+
+
+class _Outcome(NamedTuple):
+    """The results of an operation, its time, and the workspace it takes."""
+
+    results: tuple[_New | _View | _Written, ...]
+    kind: type | None  # of the collection of results, or None for a tensor
+    duration_ns: int | None  # None: it depends on a setting of torch
+    workspace: Workspace | None
+
+
+class _Repeated:
+    """Holds what was noted of one operation, by the geometry of its arguments. None: that cannot be noted."""
+
+    __slots__ = ("func", "has_value", "noted")
+
+    def __init__(self, func: Any, has_value: Callable[[torch.Tensor], bool] | None) -> None:
+        self.func = func  # keeps its id
+        self.has_value = has_value
+        self.noted: dict[object, _Outcome | None] = {}
+
+
+class OperationMemo:
+    """The operations of one rehearsal. `stays_unknown(func)`: have its results no value, if no argument has one?
+    `asks(func)` is what tells whether an argument has one, or None if the results do not depend on that."""
+
+    def __init__(
+        self,
+        machine: VirtualMachine,
+        stays_unknown: Callable[[Any], bool],
+        asks: Callable[[Any], Callable[[torch.Tensor], bool] | None],
+    ) -> None:
+        self._machine = machine
+        self._tracker = machine.tracker
+        self._stays_unknown = stays_unknown
+        self._asks = asks
+        self._of: dict[int, _Repeated | None] = {}  # by the id of an operation; None: it is not noted
+        self._count = 0
+        self._results: FakeResults | None = None
+        self.hits = 0
+
+    def enter(self, mode: FakeTensorMode) -> None:
+        self._results = FakeResults(mode, _CPU)
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rehearse: Rehearse) -> Any:
+        """The results of the operation: from the memo, or from `rehearse`, which are noted if they can be."""
+        operation = self._of.get(id(func), _MISS)
+        if operation is _MISS:
+            operation = self._of[id(func)] = self._operation(func)
+        made = self._results
+        if operation is None or made is None:
+            return rehearse(func, args, kwargs)
+        key, tensors = _key_of(args, kwargs)
+        if key is None:
+            return rehearse(func, args, kwargs)
+        has_value = operation.has_value
+        if has_value is not None:
+            for one in tensors:
+                if has_value(one):
+                    return rehearse(func, args, kwargs)
+        found = operation.noted.get(key, _MISS)
+        if found is None:
+            return rehearse(func, args, kwargs)
+        if found is not _MISS:
+            return self._again(found, made, func, args, kwargs, tensors)
+        out = rehearse(func, args, kwargs)
+        if self._count == _MOST:
+            self._of.clear()
+            self._count = 0
+        else:
+            operation.noted[key] = self._note(func, args, kwargs, tensors, out)
+            self._count += 1
+        return out
+
+    def _operation(self, func: Any) -> _Repeated | None:
+        return _Repeated(func, self._asks(func)) if self._is_noted(func) else None
+
+    def _is_noted(self, func: Any) -> bool:
+        if func in _NOT_NOTED or any(tag in func.tags for tag in _UNNOTED_TAGS) or not func.name().startswith("aten::"):
+            return False
+        if func.is_view and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            return False  # may be a view or a copy
+        return self._stays_unknown(func)
+
+    def _again(
+        self,
+        noted: _Outcome,
+        made: FakeResults,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[torch.Tensor],
+    ) -> Any:
+        self.hits += 1
+        outs: list[torch.Tensor] = []
+        for one in noted.results:
+            if isinstance(one, _New):
+                outs.append(made.new(one.shape, one.stride, one.dtype))
+            elif isinstance(one, _View):
+                outs.append(made.view(tensors[one.position], one.shape, one.stride, one.dtype, one.offset))
+            else:
+                outs.append(tensors[one.position])
+        out: Any = outs[0] if noted.kind is None else noted.kind(outs)
+        self._tracker.ran(outs)
+        if noted.duration_ns is None:
+            self._machine.advance(func, args, kwargs, out)
+        else:
+            self._machine.advance_by(noted.duration_ns, noted.workspace)
+        return out
+
+    def _note(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], out: Any
+    ) -> _Outcome | None:
+        kind = None if isinstance(out, torch.Tensor) else type(out)
+        if kind not in (None, tuple, list):
+            return None
+        results = []
+        for one in (out,) if kind is None else out:
+            if not _is_usual(one):
+                return None
+            result = _result_of(func, one, tensors)
+            if result is None:
+                return None
+            results.append(result)
+        # In float32, a product's time depends on the precision that torch is set to.
+        is_set = func._overloadpacket in flop_registry or "attention" in func.name()
+        if is_set and any(one.dtype is torch.float32 for one in tensors):
+            return _Outcome(tuple(results), kind, None, None)
+        return _Outcome(tuple(results), kind, *self._machine.cost_of(func, args, kwargs, out))
+
+
+def _is_usual(tensor: Any) -> bool:
+    return (
+        type(tensor) is FakeTensor
+        and tensor.fake_device == _CPU
+        and tensor.constant is None
+        and tensor.layout is torch.strided
+        and not tensor.dtype.is_complex
+        and not (tensor.is_neg() or tensor._is_zerotensor() or tensor.requires_grad)
+    )
+
+
+def _result_of(func: Any, result: torch.Tensor, tensors: list[torch.Tensor]) -> _New | _View | _Written | None:
+    for position, one in enumerate(tensors):
+        if one is result:
+            return _Written(position) if func._schema.is_mutable else None
+    shape, stride, storage = tuple(result.shape), result.stride(), result.untyped_storage()
+    if func.is_view or func is _aten._unsafe_view.default:
+        if storage._cdata != tensors[0].untyped_storage()._cdata:
+            return None
+        return _View(shape, stride, result.dtype, int(result.storage_offset()), 0)
+    if any(storage._cdata == one.untyped_storage()._cdata for one in tensors):
+        return None
+    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    nbytes = (last + 1) * result.itemsize if result.numel() else 0
+    return _New(shape, stride, result.dtype) if storage.nbytes() == nbytes and not result.storage_offset() else None
+
+
+def _key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object | None, list[torch.Tensor]]:
+    """The geometries and values of the arguments, and the tensors among them. None for the key if an argument has
+    other properties that could count."""
+    parts: list[object] = [torch.is_inference_mode_enabled(), torch.get_default_dtype()]
+    tensors: list[torch.Tensor] = []
+    is_whole = _add(parts, tensors, args) and (not kwargs or _add_named(parts, tensors, kwargs))
+    return (tuple(parts) if is_whole and tensors else None), tensors
+
+
+def _add_named(parts: list[object], tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+    parts.extend(kwargs)
+    return _add(parts, tensors, kwargs.values())
+
+
+def _add(parts: list[object], tensors: list[torch.Tensor], values: Any) -> bool:
+    for one in values:
+        kind = type(one)
+        if kind is FakeTensor:
+            if one.constant is not None or one.fake_device != _CPU or one.layout is not torch.strided:
+                return False
+            dtype = one.dtype
+            if dtype.is_complex or one.is_neg() or one._is_zerotensor():
+                return False
+            parts += (one.shape, one.stride(), one.storage_offset(), dtype)
+            tensors.append(one)
+        elif kind in _VALUES:
+            if one != one:
+                return False  # NaN is no key
+            parts += (kind, one)
+        elif kind is list or kind is tuple or kind is torch.Size:
+            parts += (kind, len(one))
+            if not _add(parts, tensors, one):
+                return False
+        else:
+            return False
+    return True
