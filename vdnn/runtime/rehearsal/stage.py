@@ -10,6 +10,7 @@ from torch._subclasses import fake_tensor
 
 from vdnn.hardware import HardwareProfile
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.rehearsal.attention_masks import masks_as_on_a_gpu
 from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 from vdnn.runtime.rehearsal.gpu_calls import OnTheCard, gpu_calls
 from vdnn.runtime.rehearsal.host_values import HostValues
@@ -25,10 +26,11 @@ def stage(machine: VirtualMachine) -> Iterator[HostValues]:
     with (
         _quiet(),
         same_random_numbers(),
-        imports_without_modes(),
+        masks_as_on_a_gpu() as masks,
+        imports_without_modes(masks.imported),
         fake_modules_can_be_converted(),
         gpu_calls(),
-        HostValues(machine.tracker.track) as values,
+        HostValues(machine.tracker.track, machine=machine) as values,
         backward_under(lambda: _functions(values, machine.profile)),
         _functions(values, machine.profile),
     ):
