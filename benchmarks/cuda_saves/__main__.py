@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.cuda_saves import models_of_timm, models_of_transformers
+from benchmarks.cuda_saves import models_of_diffusers, models_of_timm, models_of_transformers
 from benchmarks.cuda_saves.difference import byte_error, differences
 from benchmarks.cuda_saves.known import KNOWN, KNOWN_UNDER_AUTOCAST
 from benchmarks.cuda_saves.saves import cuda_saves, rehearsed_saves
@@ -40,6 +40,7 @@ def main(arguments: list[str]) -> int:
     under = "" if given.autocast is None else f"autocast in {given.autocast}; "
     sys.stdout.write(f"torch {torch.__version__}; {under}fused attention is chosen by {chosen_by}\n")
     everything = {**zoo(), **models_of_transformers.subjects(), **models_of_timm.subjects()}
+    everything.update(models_of_diffusers.subjects())
     models = {name: make for name, make in everything.items() if not wanted or name in wanted}
     failed = [name for name, make in models.items() if not _same(name, make, precision)]
     sys.stdout.write(f"not as CUDA, and not known: {', '.join(failed) or 'none'}\n")

@@ -14,16 +14,18 @@ TOKENS = 128  # of the text that conditions
 def drawn(count: int, seed: int) -> dict[str, Callable[[int], Any]]:
     """Functions of a batch size, by name."""
     names = random.Random(seed).sample(sorted(_INPUTS), count)
-    return {f"diffusers/{name}": _built(name) for name in names}
+    return {f"diffusers/{name}": built(name, {}) for name in names}
 
 
-def _built(name: str) -> Callable[[int], Any]:
+def built(name: str, options: dict[str, Any]) -> Callable[[int], Any]:
+    """A function of a batch size that makes this network, with its default sizes but for `options`."""
+
     def build(batch: int) -> Any:
         import diffusers
 
-        model = getattr(diffusers, name)()
-        inputs, options = _INPUTS[name](model.config, batch)
-        return model, {**inputs, **options}, _first_squared
+        model = getattr(diffusers, name)(**options)
+        inputs, others = _INPUTS[name](model.config, batch)
+        return model, {**inputs, **others}, _first_squared
 
     return build
 

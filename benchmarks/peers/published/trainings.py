@@ -89,7 +89,7 @@ class Program:
     at_loss: Callable[[], None] | None = None
 
     def step(self) -> None:
-        with self.around_forward or contextlib.nullcontext():
+        with self.around_forward or contextlib.nullcontext(), _one_sequence_a_row():
             hidden = self.trunk(input_ids=self.inputs).last_hidden_state
         if self.at_loss is not None:
             self.at_loss()
@@ -108,6 +108,19 @@ class Program:
             return _summed(_recomputed(_entropy, self.head(part), wanted) for part, wanted in parts)
         parts = zip(torch.split(rows, _CHUNK_TOKENS), torch.split(labels, _CHUNK_TOKENS), strict=True)
         return _summed(_recomputed(lambda part, wanted: _entropy(self.head(part), wanted), *both) for both in parts)
+
+
+@contextlib.contextmanager
+def _one_sequence_a_row() -> Iterator[None]:
+    """Positions say that each row is one sequence: the committed figures are without the time of reading that."""
+    from transformers import masking_utils
+
+    found = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = found
 
 
 def _summed(losses: Iterable[Tensor]) -> Tensor:
