@@ -160,6 +160,11 @@ def _statistics(context: Context, limit_s: float) -> list[str]:
     return program("benchmarks.on_a_gpu.statistics_cost", *options, *(["--device", "cpu"] if context.dry else []))
 
 
+def _workspaces(context: Context, limit_s: float) -> list[str]:
+    options = ["--json", str(context.work / "workspaces.jsonl"), "--into", str(context.work / "profile.json")]
+    return program("benchmarks.on_a_gpu.workspace_table", *options, *(["--device", "sim"] if context.dry else []))
+
+
 def _hooks(context: Context, limit_s: float) -> list[str]:
     return program("benchmarks.core.hook_cost", "--json", str(context.work / "hook_cost.json"))
 
@@ -167,12 +172,13 @@ def _hooks(context: Context, limit_s: float) -> list[str]:
 LINK = Step("link", 15, _link, judge_table("run/link.jsonl"))
 CHECKS = (
     *BEGIN,
-    Step("doctor", 20, _doctor, judge_doctor),
+    Step("doctor", 10, _doctor, judge_doctor),
     Step("tiny networks", 45, _tiny, judge_by_last_line, takes_rest=True),
     Step("training state", 40, _training_state, judge_table("training_state.jsonl"), takes_rest=True),
     *TESTS,
     LINK,
-    Step("statistics", 15, _statistics, judge_table("statistics.jsonl")),
+    Step("statistics", 10, _statistics, judge_table("statistics.jsonl")),
+    Step("workspaces", 15, _workspaces, judge_table("workspaces.jsonl"), takes_rest=True),
     Step("hooks", 35, _hooks, judge_hooks),
 )
 

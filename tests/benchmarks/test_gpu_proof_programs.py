@@ -16,13 +16,21 @@ from torch import nn
 from benchmarks.harness import virtual_warmth
 from benchmarks.harness.cell_spec import CellSpec, cell_of
 from benchmarks.harness.measure import measure
-from benchmarks.on_a_gpu import build_in_place, machine_report, statistics_cost, tiny_networks, varying_shapes
+from benchmarks.on_a_gpu import (
+    build_in_place,
+    machine_report,
+    statistics_cost,
+    tiny_networks,
+    varying_shapes,
+    workspace_table,
+)
 from benchmarks.on_a_gpu.varying_shapes import Varied
 from benchmarks.shapes.cases import Case, Subject
 from benchmarks.shapes.figures import Executed
 from tests import forked
 from tests.benchmarks.test_places import MadeUpCuda
 from tests.fake_driver.control import LIBRARY
+from vdnn.hardware import load_profile
 from vdnn.report import Cell
 from vdnn.report.run_folder import CELLS_FILE, read_cells
 
@@ -94,6 +102,35 @@ def test_calls_are_measured_beside_an_empty_function(tmp_path: Path, capsys: pyt
     assert rows[0]["over_empty"] == 1.0
     assert {row["call"] for row in rows} == set(statistics_cost.calls_of(torch.device("cpu")))
     assert "What a call costs on cpu" in capsys.readouterr().out
+
+
+def test_a_table_of_workspaces_goes_into_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, into = tmp_path / "rows.jsonl", tmp_path / "h200.json"
+    assert workspace_table.main(["--device", "sim", "--json", str(path), "--into", str(into)]) == 0
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {row["call"].split()[0] for row in rows} == {"convolution", "convolution_backward", "addmm", "mm"}
+    assert all(row["measured_bytes"] == row["counted_bytes"] for row in rows), "a virtual machine takes what it counts"
+    assert sum(row["measured_bytes"] > 0 for row in rows) > 10
+    profile = load_profile(into)
+    assert profile.workspaces == {row["call"]: row["measured_bytes"] for row in rows}
+    assert "not a measurement" in profile.source_of(f"workspaces.{rows[0]['call']}")
+    assert "0 of them take more than a rehearsal counts" in capsys.readouterr().out
+
+
+def test_on_a_gpu_workspaces_come_from_its_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda is a stand-in: an operation takes 4096 bytes beside its results."""
+    cuda = mock.MagicMock()
+    cuda.memory_stats.return_value = {"requested_bytes.all.peak": 5096, "requested_bytes.all.current": 1000}
+    monkeypatch.setattr(torch, "cuda", cuda)
+    meter = workspace_table.WorkspaceMeter("a network", workspace_table.Memory(None), load_profile("h200"))
+    x = torch.ones(2, 2)
+    with meter:
+        for _ in range(3):
+            x @ x
+        x + x
+    (row,) = meter.rows.values()
+    assert (row.call, row.measured_bytes, row.counted_bytes) == ("mm float32 2x2 2x2", 4096, 0)
+    assert cuda.reset_peak_memory_stats.call_count == 1
 
 
 def test_on_a_gpu_what_a_hook_calls_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +337,7 @@ def test_no_backward_pass_runs_before_a_fork_where_torch_is_built_for_a_gpu(monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ["statistics_cost", "tiny_networks", "varying_shapes"])
+@pytest.mark.parametrize("program", ["statistics_cost", "tiny_networks", "varying_shapes", "workspace_table"])
 def test_without_a_gpu_a_program_says_how_to_try_it(program: str, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")

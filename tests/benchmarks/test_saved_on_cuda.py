@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks.on_a_gpu import link_sizes, saved_on_cuda
-from benchmarks.on_a_gpu.saved_on_cuda import SMALL_CASES, SavedCase, compare, predicted
+from benchmarks.on_a_gpu.saved_on_cuda import CASES, SMALL_CASES, SavedCase, compare, predicted
+
+RESULTS = Path(saved_on_cuda.__file__).parents[1] / "results"
 
 pytestmark = pytest.mark.slow
 
@@ -58,3 +61,19 @@ def test_the_link_is_measured_at_every_size(tmp_path: Path, capsys: pytest.Captu
     assert rates == sorted(rates)  # a latency weighs less on longer copies
     assert {row["pageable_to_host_bytes_per_s"] for row in rows} == {None}
     assert "256.00 MiB" in capsys.readouterr().out
+
+
+def saved_on_the_h200() -> dict[str, tuple[float, int]]:
+    """The MiB and the storages that an H200 saved, by model. What was predicted then stands before each of them."""
+    rows = (RESULTS / "gpu_saved.txt").read_text().splitlines()
+    figures = r"(.+?)  +[\d.]+ +([\d.]+) +[+-][\d.]+% +\d+ +(\d+)"
+    found = [re.fullmatch(figures, row) for row in rows]
+    return {one[1]: (float(one[2]), int(one[3])) for one in found if one}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_an_h200_saved_is_predicted(case: SavedCase) -> None:
+    megabytes, storages = saved_on_the_h200()[case.name]
+    recording = predicted(case)
+    assert recording.managed_bytes / 2**20 == pytest.approx(megabytes, abs=0.05), "as it was printed"
+    assert len(recording.lifetimes) == storages

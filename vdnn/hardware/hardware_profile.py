@@ -62,7 +62,9 @@ class HardwareProfile:
     memory reaches, and `step_bytes_per_s`, how much of that an optimizer's step on all of its `cores` uses alone.
     `cards` has `bytes_per_s`: the rate at which a card sends to others in collectives and receives as much.
     `libraries` has the bytes that they keep on the card: `cublas_bytes` and `context_bytes`.
-    `issue_ns` has the time in which the host issues an `operation`, a `launch` and so on: see HostFigures.
+    `workspaces` has the bytes that a library was measured to take for the time of one call, by the key of the call:
+    see workspaces.py. `issue_ns` has the time in which the host issues an `operation`, a `launch` and so on: see
+    HostFigures.
     """
 
     name: str
@@ -84,6 +86,7 @@ class HardwareProfile:
     cards: Mapping[str, int] = field(default_factory=dict, hash=False)
     issue_ns: Mapping[str, int] = field(default_factory=dict, hash=False)
     libraries: Mapping[str, int] = field(default_factory=dict, hash=False)
+    workspaces: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for figure in WHOLE_FIGURES:
@@ -126,7 +129,8 @@ class HardwareProfile:
         of_cards = (f"cards.{figure}" for figure in self.cards)
         issued = (f"issue_ns.{figure}" for figure in self.issue_ns)
         kept = (f"libraries.{figure}" for figure in self.libraries)
-        return (*WHOLE_FIGURES, *FRACTIONS, *peaks, *by_class, *of_host, *of_cards, *issued, *kept)
+        taken = (f"workspaces.{call}" for call in self.workspaces)
+        return (*WHOLE_FIGURES, *FRACTIONS, *peaks, *by_class, *of_host, *of_cards, *issued, *kept, *taken)
 
     def source_of(self, figure: str) -> str:
         """The source of `figure`, as in source_of("memory_bytes") or source_of("flop_per_s.float32")."""
@@ -188,6 +192,11 @@ class HardwareProfile:
             if nbytes >= self.memory_bytes:
                 expected = f"less than {self.memory_bytes}, the card's memory"
                 raise self._refusal(f"libraries.{figure}", expected, str(nbytes))
+
+        for call, nbytes in self.workspaces.items():
+            if isinstance(nbytes, bool) or not isinstance(nbytes, int) or not 0 <= nbytes < self.memory_bytes:
+                expected = f"a whole number from 0, and less than {self.memory_bytes}, the card's memory"
+                raise self._refusal(f"workspaces.{call}", expected, repr(nbytes))
 
     def _check_whole(self, figure: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:

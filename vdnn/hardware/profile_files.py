@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from vdnn.errors import InvalidArgumentError
 from vdnn.hardware.hardware_profile import BY_CLASS, FRACTIONS, WHOLE_FIGURES, HardwareProfile
 
 _FORM, _VERSION = "vdnn hardware profile", 1
+# Objects of figures that a profile may lack.
+_BY_NAME = ("host", "cards", "issue_ns", "libraries", "workspaces")
 # Names the folders of the user's own profiles, separated as in PATH.
 PATH_VARIABLE = "VDNN_HARDWARE_PATH"
 _OWN_FOLDER = Path(__file__).parent / "profiles"
@@ -51,6 +53,19 @@ def profile_names() -> tuple[str, ...]:
     return tuple(sorted({path.stem for folder in _folders() for path in folder.glob("*.json")}))
 
 
+def with_workspaces(name: str, workspaces: Mapping[str, int], source: str) -> str:
+    """The JSON text of a profile of the package or of the user's folders, with these measured workspaces."""
+    for folder in _folders():
+        path = folder / f"{name}.json"
+        if path.is_file():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            table = {call: {"value": nbytes, "source": source} for call, nbytes in workspaces.items()}
+            content["figures"]["workspaces"] = table
+            _profile(path, content)
+            return json.dumps(content, indent=2) + "\n"
+    raise InvalidArgumentError(argument="hardware profile", expected=f"one of {', '.join(profile_names())}", got=name)
+
+
 def _folders() -> Iterator[Path]:
     for folder in os.environ.get(PATH_VARIABLE, "").split(os.pathsep):
         if folder:
@@ -81,16 +96,14 @@ def _profile(path: Path, content: dict[str, Any]) -> HardwareProfile:
     peaks = figures.get("flop_per_s")
     if not isinstance(peaks, dict):
         raise _refusal(path, "flop_per_s", "an object of figures by dtype", repr(peaks))
-    unknown = sorted(
-        set(figures) - {"flop_per_s", "host", "cards", "issue_ns", "libraries", *WHOLE_FIGURES, *FRACTIONS, *BY_CLASS}
-    )
+    unknown = sorted(set(figures) - {"flop_per_s", *_BY_NAME, *WHOLE_FIGURES, *FRACTIONS, *BY_CLASS})
     if unknown:
         raise _refusal(path, "figures", "only figures that a profile has", ", ".join(unknown))
     sources: dict[str, str] = {}
     values: dict[str, Any] = {}
     for name in (*WHOLE_FIGURES, *FRACTIONS):
         values[name] = _figure(path, name, figures.get(name), sources)
-    for name in (*BY_CLASS, "host", "cards", "issue_ns", "libraries"):
+    for name in (*BY_CLASS, *_BY_NAME):
         values[name] = _figures_by_class(path, name, figures.get(name, {}), sources)
     flop_per_s = {dtype: _figure(path, f"flop_per_s.{dtype}", peak, sources) for dtype, peak in peaks.items()}
     return HardwareProfile(

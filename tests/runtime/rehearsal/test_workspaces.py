@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,12 @@ from torch.nn import functional
 
 import vdnn
 from benchmarks import models
-from vdnn.errors import BudgetError
+from vdnn.errors import BudgetError, InvalidArgumentError
+from vdnn.hardware import HardwareProfile, load_profile
+from vdnn.hardware.profile_files import with_workspaces
 from vdnn.planning.least_memory import least_bytes
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.machine.workspaces import workspace_key
 from vdnn.runtime.rehearsal.rehearsal import Rehearsal, Staged, Subject, rehearse
 
 GIB = 2**30
@@ -61,7 +65,7 @@ def test_vgg_at_three_quarters_is_refused_and_the_workspace_is_named() -> None:
 
 
 def peaks_of_a_convolution(
-    channels: int = 16, *, hardware: str = "h200", workspaces: bool = True, **options: Any
+    channels: int = 16, *, hardware: str | HardwareProfile = "h200", workspaces: bool = True, **options: Any
 ) -> tuple[int, int]:
     """The peaks of the forward and the backward pass, beside what is alive after each."""
     with VirtualMachine(hardware, workspaces=workspaces) as machine:
@@ -116,3 +120,47 @@ def test_a_report_states_what_libraries_take() -> None:
     assert "libraries: peaks include workspaces, the largest up to " in said
     assert "65.00 MiB that cuBLAS keeps; CUDA's context takes up to 768.00 MiB beside the budget" in said
     assert "libraries:" not in str(vdnn.plan(build, 16, hardware="titan-x"))
+
+
+def measured_profile(folder: Path, workspaces: dict[str, int]) -> HardwareProfile:
+    path = folder / "h200.json"
+    path.write_text(with_workspaces("h200", workspaces, "a test"))
+    return load_profile(path)
+
+
+CALL = "convolution float32 4x16x32x32 16x16x3x3 1x1 1x1 1x1 0x0 0 1"
+
+
+@pytest.mark.parametrize("nbytes", [0, 12345])
+def test_a_measured_workspace_comes_before_a_computed_one(nbytes: int, tmp_path: Path) -> None:
+    profile = measured_profile(tmp_path, {CALL: nbytes})
+    assert profile.workspaces == {CALL: nbytes}
+    assert profile.source_of(f"workspaces.{CALL}") == "a test"
+    forward, backward = peaks_of_a_convolution(hardware=profile)
+    assert forward == nbytes
+    assert backward == peaks_of_a_convolution()[1]
+
+
+def test_a_call_is_named_by_all_that_its_algorithm_depends_on() -> None:
+    x, weight = torch.empty(2, 8, 6, 6), torch.empty(4, 8, 3, 3)
+    rest = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    calls = {
+        workspace_key("convolution", (x, weight, None, *rest)),
+        workspace_key("convolution", (x.bfloat16(), weight.bfloat16(), None, *rest)),
+        workspace_key("convolution", (x.to(memory_format=torch.channels_last), weight, None, *rest)),
+        workspace_key("convolution", (x, weight, None, [2, 2], *rest[1:])),
+        workspace_key("convolution", (x, weight, None, *rest[:-1], 2)),
+        workspace_key("convolution_transpose", (x, weight, None, *rest)),
+    }
+    assert len(calls) == 6
+
+
+@pytest.mark.parametrize("nbytes", [-1, 1 << 60, True, 0.5])
+def test_an_impossible_workspace_is_refused_in_one_sentence(nbytes: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"workspaces\.mm: expected a whole number from 0, and less than"):
+        measured_profile(tmp_path, {"mm": nbytes})
+
+
+def test_a_table_is_of_a_profile_that_exists() -> None:
+    with pytest.raises(InvalidArgumentError, match="hardware profile"):
+        with_workspaces("nothing", {}, "a test")

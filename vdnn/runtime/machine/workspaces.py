@@ -7,8 +7,9 @@ input and of the output's gradient; the two calls of a backward follow each othe
 (batch 128) took 10.06 GiB, and 8.83 whatever moved (docs/benchmarks.md). Its tensors take 9.78 and 5.70 GiB, and with
 these workspaces 10.06 and 8.84.
 
-Not known, and left out: convolutions in three dimensions, transposed ones, those of cards without a figure of
-`layout_conversion`, and what other algorithms than those of tensor cores take, which torch chooses under
+A profile may have measured figures of calls (`workspaces`), which come first: benchmarks/on_a_gpu/workspace_table.py
+measures them. Not known, and left out: convolutions in three dimensions, transposed ones, those of cards without a
+figure of `layout_conversion`, and what other algorithms than those of tensor cores take, which torch chooses under
 `torch.backends.cudnn.benchmark`.
 """
 
@@ -46,8 +47,13 @@ class Workspace:
 
 
 def workspace_of(profile: HardwareProfile, func: Any, args: tuple[Any, ...], out: Any) -> Workspace | None:
-    """The workspace of one call of an aten operation, or None if it needs none that is known."""
+    """The workspace of one call of an aten operation, or None if it needs none that is known. A figure that the profile
+    has of the call comes first."""
     name = func._overloadpacket.__name__
+    if profile.workspaces:
+        nbytes = profile.workspaces.get(workspace_key(name, args))
+        if nbytes is not None:
+            return _measured(nbytes, name, args) if nbytes else None
     if "convolution" not in name or LAYOUT_CONVERSION not in profile.efficiency:
         return None
     maps = converted_maps(name, args, out)
@@ -58,6 +64,27 @@ def workspace_of(profile: HardwareProfile, func: Any, args: tuple[Any, ...], out
     if name == "convolution_backward":
         nbytes += _PARTIAL_SUMS
     return Workspace(nbytes, name, str(maps[0].dtype).removeprefix("torch."), tuple(maps[0].shape))
+
+
+def workspace_key(name: str, args: tuple[Any, ...]) -> str:
+    """Names a call by what a library chooses its algorithm from: dtype, shapes, layout, strides and the like."""
+    tensors = [one for one in args if isinstance(one, torch.Tensor)]
+    words = [name, *dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in tensors)]
+    words += ["x".join(map(str, one.shape)) for one in tensors]
+    if any(_is_channels_last(one) for one in tensors):
+        words.append("channels_last")
+    words += ["x".join(str(int(item)) for item in one) for one in args if isinstance(one, (list, tuple))]
+    words += [str(int(one)) for one in args if isinstance(one, int)]
+    return " ".join(words)
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def _measured(nbytes: int, name: str, args: tuple[Any, ...]) -> Workspace:
+    first = next(one for one in args if isinstance(one, torch.Tensor))
+    return Workspace(nbytes, name, str(first.dtype).removeprefix("torch."), tuple(first.shape))
 
 
 def _converted_bytes(one: torch.Tensor) -> int:
