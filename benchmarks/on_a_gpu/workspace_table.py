@@ -125,9 +125,9 @@ def _source(on_gpu: bool) -> str:
         return (
             f"benchmarks/on_a_gpu/workspace_table.py on a virtual machine: not a measurement; torch {torch.__version__}"
         )
-    cudnn = torch.backends.cudnn.version()
+    cudnn: Any = torch.backends.cudnn
     card = torch.cuda.get_device_name()
-    return f"benchmarks/on_a_gpu/workspace_table.py on {card}, torch {torch.__version__}, cuDNN {cudnn}"
+    return f"benchmarks/on_a_gpu/workspace_table.py on {card}, torch {torch.__version__}, cuDNN {cudnn.version()}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -193,10 +193,13 @@ class HardwareProfile:
                 expected = f"less than {self.memory_bytes}, the card's memory"
                 raise self._refusal(f"libraries.{figure}", expected, str(nbytes))
 
-        for call, nbytes in self.workspaces.items():
-            if isinstance(nbytes, bool) or not isinstance(nbytes, int) or not 0 <= nbytes < self.memory_bytes:
-                expected = f"a whole number from 0, and less than {self.memory_bytes}, the card's memory"
-                raise self._refusal(f"workspaces.{call}", expected, repr(nbytes))
+        for call, taken in self.workspaces.items():
+            self._check_taken(f"workspaces.{call}", taken)
+
+    def _check_taken(self, figure: str, value: object) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < self.memory_bytes:
+            expected = f"a whole number from 0, and less than {self.memory_bytes}, the card's memory"
+            raise self._refusal(figure, expected, repr(value))
 
     def _check_whole(self, figure: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:

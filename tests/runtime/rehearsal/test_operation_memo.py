@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from vdnn.runtime.machine.allocation_tracker import AllocationTracker
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal import operation_memo
 from vdnn.runtime.rehearsal.operation_memo import OperationMemo
@@ -225,3 +226,11 @@ def test_torch_turns_its_compiler_off_where_it_is_on(is_compiling: bool, monkeyp
     enter = dispatch_entry.turns_dynamo_off(lambda mode, func, types, args, kwargs: func)
     assert enter(None, "operation", ()) == "operation"
     assert turned_off == [True] * is_compiling
+
+
+@pytest.mark.slow
+def test_the_compiler_does_not_see_the_entry_of_a_mode() -> None:
+    """It would warn of what it cannot trace there, and warnings are errors here."""
+    compiled = torch.compile(lambda x: (x.sin() + 1).cos(), backend="eager")
+    with AllocationTracker():
+        assert compiled(torch.zeros(3)).tolist() == [torch.ones(()).cos().item()] * 3

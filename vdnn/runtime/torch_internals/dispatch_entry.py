@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
 
-# An older torch cannot tell: then its wrapper is always called.
-_callback: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: False)
-
-
 _Handler = Callable[..., Any]
+_dynamo: Any = torch._C._dynamo.eval_frame
+
+
+def _skip(code: CodeType) -> None:
+    """Keeps dynamo from compiling frames of this code, but not the frames that they call."""
+    action = _dynamo._FrameAction
+    _dynamo.set_code_exec_strategy(code, _dynamo._FrameExecStrategy(action.SKIP, action.DEFAULT))
+
+
+_NEEDED = ("get_eval_frame_callback", "set_code_exec_strategy", "_FrameAction", "_FrameExecStrategy")
+_can_tell = all(hasattr(_dynamo, name) for name in _NEEDED)  # an older torch cannot
+_callback: Callable[[], Any] = _dynamo.get_eval_frame_callback if _can_tell else lambda: False
 
 
 def turns_dynamo_off(handler: _Handler) -> _Handler:
     """Decorates the `__torch_dispatch__` of a mode whose `_should_skip_dynamo()` is False."""
     wrapped: Any = torch._disable_dynamo(handler, recursive=True)  # type: ignore[attr-defined]
+    if not _can_tell:
+        return wrapped  # type: ignore[no-any-return]
 
     @functools.wraps(handler)
     def enter(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -29,4 +40,5 @@ def turns_dynamo_off(handler: _Handler) -> _Handler:
             return handler(mode, func, types, args, kwargs)
         return wrapped(mode, func, types, args, kwargs)
 
+    _skip(enter.__code__)
     return enter
