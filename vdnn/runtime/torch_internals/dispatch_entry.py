@@ -40,5 +40,5 @@ def turns_dynamo_off(handler: _Handler) -> _Handler:
             return handler(mode, func, types, args, kwargs)
         return wrapped(mode, func, types, args, kwargs)
 
-    _skip(enter.__code__)
+    _skip(enter.__code__)  # type: ignore[attr-defined]
     return enter
