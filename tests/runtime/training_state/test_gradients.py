@@ -180,7 +180,7 @@ def test_bad_input() -> None:
     model = Net()
     with pytest.raises(ValueError, match=r"gradients: whose parameters have them\? Give optimizer= as well\."):
         vdnn.offload(device="sim", gradients=True)
-    with pytest.raises(TypeError, match="gradients: expected True or False, got 'all'"):
+    with pytest.raises(TypeError, match="gradients: expected True, False or None, got 'all'"):
         vdnn.offload(device="sim", optimizer=ADAMW(model.parameters()), gradients="all")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a step on the CPU takes them"):
         vdnn.offload(device="sim", optimizer=ADAMW(model.parameters()), optimizer_on="cpu", gradients=True)

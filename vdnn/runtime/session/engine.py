@@ -23,6 +23,7 @@ from vdnn.runtime.machine.tensor_device import TensorDevice
 from vdnn.runtime.recompute.rechecks import DEFAULT_ONE_IN, Rechecks
 from vdnn.runtime.recompute.tolerance import Tolerance
 from vdnn.runtime.session.abandoned import end_what_is_over, end_with_its_graphs
+from vdnn.runtime.session.as_needed import GrownExtents
 from vdnn.runtime.session.function_transforms import let_hooks_step_aside
 from vdnn.runtime.session.hooks import Packer
 from vdnn.runtime.session.marked import marked_modules, marked_storages
@@ -92,6 +93,7 @@ class Engine:
         self.modules = ModuleWatch(marked_modules, _weakly(self._call_begins))
         self.optimizer_states: weakref.WeakSet[OptimizerState] = weakref.WeakSet()  # that have memory here
         self.state_room = StateRoom(_weakly(self._managed_states), _weakly(self._managed_parameters))
+        self.extents = GrownExtents()
         self._checked_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         saves_of_steps: list[weakref.ref[Saves]] = []  # the steps evict by the saves, which need the steps
         self.steps: Steps = (
@@ -103,6 +105,7 @@ class Engine:
                 _weakly(self.compare_hashes),
                 _evict_by(saves_of_steps),
                 self.state_room.leave,
+                self.extents.refused,
             )
         )
         self.tolerance = Tolerance(options.tolerance)
@@ -157,6 +160,33 @@ class Engine:
         installed.extend(self.packer.watch_modules())
         installed.append(register_optimizer_step_pre_hook(self._optimizer_steps).remove)
         installed.append(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
+
+    # What sessions manage, see as_needed.py.
+
+    def budget_bytes(self, device_bytes: int) -> int | None:
+        """The budget of every step on a device of `device_bytes`; None without a budget in bytes."""
+        steps = self._options.steps
+        return None if steps is None or steps.planner is None else steps.planner.fixed_bytes(device_bytes)
+
+    def manage_parameters(self) -> None:
+        """Hooks that are installed from now on pack views of managed parameters."""
+        if self.parameter_saves is None:
+            self.parameter_saves = ParameterSaves()
+            self.packer.manage_parameters(self.parameter_saves)
+
+    def times_entered(self, session: object) -> int:
+        return sum(entry.session is session for entry in self._entries)
+
+    def is_alone_and_idle(self, session: object) -> bool:
+        """True if no other session is entered here, and no module or backward runs."""
+        is_alone = self._entries == [_Entry(session, threading.get_ident())]
+        return is_alone and not in_backward() and not self.modules.stack()
+
+    def grow(self) -> None:
+        """More of the training state leaves from now on. Steps are recorded and planned anew."""
+        with self.saves.lock:
+            self.steps.begin_anew()
+            self.state_room.begin_anew(self.steps)
 
     def _remove_hooks(self) -> None:
         try:

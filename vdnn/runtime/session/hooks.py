@@ -69,12 +69,20 @@ class Packer:
         self._forks, self._has_cuda = forks.count, torch.cuda.is_available()
         settled = None if saves.watch is None else SettledHooks(saves, saves.watch, self.pack, self.unpack)
         self._settled = settled
-        self.pack_hook, self.unpack_hook = hooks_of(self if settled is None else settled.gate, parameters)
+        self._hooks = self if settled is None else settled.gate
+        self.pack_hook, self.unpack_hook = hooks_of(self._hooks, parameters)
         steps, readers, unpack = saves.steps, saves.readers, self.unpack_hook
         if steps.recomputes:
             saves.recipes = SessionRecipes(unpack, steps, tolerance, rechecks, readers, modules.running)
         saves.missing = Missing(self.unpack if settled is None else settled.unpack_operand, steps, readers)
         saves.after_save = None if settled is None else settled.look_again
+
+    def manage_parameters(self, parameters: ParameterSaves) -> None:
+        """Makes hooks that pack views of these, for who installs them from now on. Those from before go on to serve."""
+        self._parameters = parameters
+        self.pack_hook, self.unpack_hook = hooks_of(self._hooks, parameters)
+        if self.saves.recipes is not None:
+            self.saves.recipes.our_unpack = self.unpack_hook
 
     def watch_modules(self) -> Iterator[Callable[[], None]]:
         """Notes at module calls what recipes need. Yields what ends that, for the session that installs this."""
@@ -90,7 +98,7 @@ class Packer:
 
     def cut(self) -> None:
         """Cuts the cycles of references between the parts. Graphs may still use what was kept, and nothing else."""
-        del self.pack_hook, self.unpack_hook
+        del self.pack_hook, self.unpack_hook, self._hooks
         if self._parameters is not None:
             self._parameters.cut()
         self.saves.cut()

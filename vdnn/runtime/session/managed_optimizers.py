@@ -67,8 +67,8 @@ def steps_on_cpu(optimizer_on: object, device: object, states: Sequence[Optimize
 
 def require_gradients_can_leave(gradients: object, states: Sequence[OptimizerState], *, on_cpu: bool) -> None:
     """Raises ValueError or TypeError if `gradients` of vdnn.offload asks for what cannot be."""
-    if not isinstance(gradients, bool):
-        raise TypeError(f"gradients: expected True or False, got {gradients!r}.")
+    if gradients is not None and not isinstance(gradients, bool):
+        raise TypeError(f"gradients: expected True, False or None, got {gradients!r}.")
     if gradients and not states:
         raise ValueError("gradients: whose parameters have them? Give optimizer= as well.")
     if gradients and on_cpu:

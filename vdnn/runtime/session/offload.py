@@ -27,6 +27,7 @@ from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute.codecs import LOSSLESS, LOSSY
 from vdnn.runtime.recompute.rechecks import DEFAULT_ONE_IN
 from vdnn.runtime.recompute.tolerance import check_tolerance
+from vdnn.runtime.session.as_needed import AsNeeded
 from vdnn.runtime.session.engine import EngineOptions
 from vdnn.runtime.session.host_share import host_bytes_of_rank
 from vdnn.runtime.session.limits import Limits, bytes_of
@@ -71,7 +72,7 @@ def offload(
     optimizer_on: Literal["device", "cpu"] = "device",
     optimizer_step: Literal["immediate", "deferred"] = "immediate",
     parameters: Literal["frozen", "all"] | None = None,
-    gradients: bool = False,
+    gradients: bool | None = None,
 ) -> Session:
     """Returns a session: inside ``with``, it offloads what autograd saves.
 
@@ -101,8 +102,9 @@ def offload(
         warmup_steps: Steps before the one that is recorded. With a budget they are planned from, too, until then.
         min_bytes: Tensors whose storage is smaller stay on the device.
         limits: Further limits of memory, such as ``vdnn.Limits(host_budget="64GiB")``, that few trainings need.
-        model: The model that ``optimizer`` trains. Given, the session checks that its parameters are the optimizer's.
-            ``parameters`` needs it.
+        model: The model that ``optimizer`` trains. Given, the session checks that its parameters are the optimizer's,
+            and their gradients and the parameters leave too if the budget has no room for them. ``parameters`` needs
+            it.
         optimizer: The optimizer, or several, whose state lives on the host between steps, as far as that makes the step
             shortest under the budget. Its own ``step`` runs on the device on slices of its parameters, with the same
             bits (docs/training-state.md).
@@ -114,9 +116,10 @@ def offload(
         parameters: ``"frozen"`` keeps the parameters of ``model`` that need no gradient on the host, ``"all"`` also
             those that ``optimizer`` trains, with their gradients, as far as that makes the step shortest under the
             budget. Each comes to the device ahead of its module, ahead of its use in backward, and for its step
-            (docs/training-state.md). Default: they stay.
+            (docs/training-state.md). Default: with ``model``, ``optimizer`` and a budget only if that needs it.
         gradients: Whether the gradients of ``optimizer``'s parameters leave the device as backward makes them. Reading
-            ``parameter.grad`` brings one back, and so do clipping and the step.
+            ``parameter.grad`` brings one back, and so do clipping and the step. Default: as for ``parameters``.
+            ``False``: neither of the two leaves because the budget needs it.
 
     Raises:
         ValueError, TypeError: An argument is wrong, or two arguments contradict each other. ``budget`` and ``measure``
@@ -190,7 +193,10 @@ def offload(
     on_cpu = steps_on_cpu(optimizer_on, device, states)
     require_gradients_can_leave(gradients, states, on_cpu=on_cpu)
     defers = defers_steps(optimizer_step, states, on_cpu=on_cpu, parameters=parameters)
-    gradients = gradients or (parameters == "all" and not on_cpu)
+    is_open = parameters is None and gradients is None and not on_cpu and not defers
+    has_budget = planner is not None and not planner.wants_the_least
+    as_needed = AsNeeded(model, states) if is_open and has_budget and model is not None and states else None
+    gradients = bool(gradients) or (parameters == "all" and not on_cpu)
     if steps is not None and planner is not None and folder is not None:
         changing = {
             "recompute": recompute,
@@ -213,13 +219,14 @@ def offload(
         steps_on_cpu=on_cpu,
         gradients=gradients,
         defers_steps=defers,
+        as_needed=as_needed,
     )
     if planner is None:
         return make(engine, None)
     named = policy if isinstance(policy, str) else id(policy)
     learns = wanted, recompute, lossy, limit, recheck, integrity, measure, warmup_steps, least, limits, folder
     on = None if isinstance(device, TensorDevice) else device  # which keeps engines of its own
-    return make(engine, (named, on, *learns, parameters, gradients, defers))
+    return make(engine, (named, on, *learns, parameters, gradients, defers, as_needed is not None))
 
 
 def _codecs_with(lossy: object) -> tuple[str, ...]:

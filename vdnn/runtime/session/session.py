@@ -18,10 +18,13 @@ import torch
 
 from vdnn.errors import VdnnError
 from vdnn.planning.policies import OnlinePolicy
+from vdnn.runtime.session.as_needed import AsNeeded, Extent
 from vdnn.runtime.session.engine import Engine, EngineOptions, choosing, engine_for
 from vdnn.runtime.session.report import session_report
 from vdnn.runtime.storage.counters import Counters, Kept
+from vdnn.runtime.torch_internals.saved_hooks import top_hooks_are
 from vdnn.runtime.training_state.gradient_passes import GradientPasses
+from vdnn.runtime.training_state.interrupts import interrupts_wait
 from vdnn.runtime.training_state.optimizer_state import OptimizerState
 from vdnn.runtime.training_state.parameters.managed_parameters import ManagedParameters
 from vdnn.runtime.training_state.slices import parameters_of
@@ -67,14 +70,17 @@ class Session(contextlib.ContextDecorator):
         steps_on_cpu: bool = False,
         gradients: bool = False,
         defers_steps: bool = False,
+        as_needed: AsNeeded | None = None,
     ) -> None:
-        """Sessions with one key share an engine, see [Note: As one]; None shares with no other session."""
+        """Sessions with one key share an engine, see [Note: As one]; None shares with no other session. With
+        `as_needed`, `parameters` and `gradients` are chosen when the session begins, and later."""
         self.counters = Counters()
         self._optimizer_states = optimizer_states
         self._parameters = parameters
         self._steps_on_cpu = steps_on_cpu
         self._has_gradients = gradients
         self._defers_steps = defers_steps
+        self._as_needed = as_needed
         self._options = options
         self._key = key
         self._had: Engine | None = None
@@ -98,8 +104,10 @@ class Session(contextlib.ContextDecorator):
             raise VdnnError("vdnn.offload cannot be entered while a CUDA graph is being captured. Capture without it.")
         with choosing:
             engine = self._had = engine_for(self, self._options, self._key, self._had, enters=True)
-        hooks = torch.autograd.graph.saved_tensors_hooks(engine.packer.pack_hook, engine.packer.unpack_hook)
         try:
+            if self._as_needed is not None:
+                self._choose_extent(self._as_needed, engine)
+            hooks = torch.autograd.graph.saved_tensors_hooks(engine.packer.pack_hook, engine.packer.unpack_hook)
             hooks.__enter__()
         except BaseException:  # raised where saved-tensor hooks are disabled
             engine.uninstall(self)
@@ -174,28 +182,98 @@ class Session(contextlib.ContextDecorator):
                     self._options.min_bytes,
                     on_cpu=self._steps_on_cpu,
                     stays=engine.state_room.holds_state,
+                    before_step=self._before_step,
                 )
                 managed.callback(state.left)
                 engine.optimizer_states.add(state)
                 if self._has_gradients:
-                    min_bytes = self._options.min_bytes
-                    stays = engine.state_room.holds_gradient
-                    state.gradients.enter(state.optimizer, engine.transport_for, min_bytes, GradientPasses(), stays)
+                    self._take_gradients(engine, state)
                     managed.callback(state.gradients.leave)
                 if self._defers_steps:
                     state.defer_steps()
-            if self._parameters is not None and engine.parameter_saves is not None:
-                trained = [one for state in self._optimizer_states for one in parameters_of(state.optimizer)]
-                self._parameters.enter(
-                    engine.transport_for,
-                    engine.parameter_saves,
-                    self._options.min_bytes,
-                    trained,
-                    self._options.recheck,
-                )
-                self._parameters.keep(engine.state_room.staying[StateKind.PARAMETERS])  # as in the session before
-                engine.steps.leave_room_for(self._parameters.ahead_bytes())
+            if self._parameters is not None:
+                self._take_parameters(engine, self._parameters)
             managed.pop_all()
+
+    def _take_gradients(self, engine: Engine, state: OptimizerState) -> None:
+        min_bytes, stays = self._options.min_bytes, engine.state_room.holds_gradient
+        state.gradients.enter(state.optimizer, engine.transport_for, min_bytes, GradientPasses(), stays)
+
+    def _take_parameters(self, engine: Engine, parameters: ManagedParameters) -> None:
+        if engine.parameter_saves is None:
+            return
+        trained = [one for state in self._optimizer_states for one in parameters_of(state.optimizer)]
+        min_bytes, recheck = self._options.min_bytes, self._options.recheck
+        parameters.enter(engine.transport_for, engine.parameter_saves, min_bytes, trained, recheck)
+        parameters.keep(engine.state_room.staying[StateKind.PARAMETERS])  # as in the session before
+        engine.steps.leave_room_for(parameters.ahead_bytes())
+
+    # What leaves, see as_needed.py.
+
+    def _choose_extent(self, as_needed: AsNeeded, engine: Engine) -> None:
+        """Called as this thread enters the session, before anything leaves."""
+        if engine.times_entered(self) > 1:
+            return
+        before, error = engine.extents.of(as_needed.model), engine.extents.error(as_needed)
+        extent = before
+        if extent is None:
+            extent = as_needed.at_begin(engine.transport_for, engine.budget_bytes)
+        elif error is not None:  # the session before was left with it
+            extent = as_needed.beyond(extent, error)
+        engine.extents.begin(as_needed, extent)
+        as_needed.note(extent, error)
+        self._has_gradients = extent >= Extent.GRADIENTS
+        self._parameters = as_needed.parameters if extent >= Extent.PARAMETERS else None
+        if extent >= Extent.PARAMETERS:
+            engine.manage_parameters()
+        if extent > (before or Extent.STATE):
+            engine.grow()
+
+    def _before_step(self) -> None:
+        """Called before an optimizer of this session steps: gradients, or parameters too, leave from now on if a step
+        was refused and nothing else runs."""
+        as_needed, engine = self._as_needed, self._had
+        error = None if as_needed is None or engine is None else engine.extents.error(as_needed)
+        if as_needed is None or engine is None or error is None:
+            return
+        extent = as_needed.beyond(Extent.GRADIENTS if self._has_gradients else Extent.STATE, error)
+        may_grow = self._may_grow(engine)
+        is_good_time = extent < Extent.PARAMETERS or engine.steps.are_graphs_gone  # parameters that graphs hold stay
+        if not (may_grow and is_good_time) and engine.extents.waits(error, may_grow=may_grow):
+            return
+        try:
+            with interrupts_wait():
+                self._grow(as_needed, engine, extent)
+        except VdnnError:
+            engine.extents.give_up()
+            raise error from None
+        as_needed.note(extent, error)
+
+    def _may_grow(self, engine: Engine) -> bool:
+        entered = _entries_of_thread()
+        is_inner = bool(entered) and entered[-1].session is self and top_hooks_are(entered[-1].hooks)
+        return is_inner and engine.is_alone_and_idle(self)
+
+    def _grow(self, as_needed: AsNeeded, engine: Engine, extent: Extent) -> None:
+        if not self._has_gradients:
+            with contextlib.ExitStack() as taken:
+                for state in self._optimizer_states:
+                    self._take_gradients(engine, state)
+                    taken.callback(state.gradients.leave)
+                taken.pop_all()
+            self._has_gradients = True
+        if extent >= Extent.PARAMETERS:
+            parameters = as_needed.parameters
+            engine.manage_parameters()
+            entry = _entries_of_thread()[-1]
+            entry.hooks.__exit__()
+            hooks = torch.autograd.graph.saved_tensors_hooks(engine.packer.pack_hook, engine.packer.unpack_hook)
+            hooks.__enter__()
+            _entries_of_thread()[-1] = entry._replace(hooks=hooks)
+            self._take_parameters(engine, parameters)
+            self._parameters = parameters
+        engine.extents.begin(as_needed, extent)
+        engine.grow()
 
     def close(self) -> None:
         """Waits for all copies and returns host memory and streams, also those of sessions that share them. A graph
@@ -266,6 +344,8 @@ class Session(contextlib.ContextDecorator):
         recipe_lines = engine.tolerance.lines() + engine.rechecks.lines()
         for state in self._optimizer_states:
             recipe_lines += state.lines()
+        if self._as_needed is not None:
+            recipe_lines += self._as_needed.lines
         if self._manages_state:
             recipe_lines += engine.state_room.lines
         if self._parameters is not None:

@@ -98,7 +98,7 @@ class SessionRecipes:
         self._running = running
         self._failures = 0
         self._codecs = steps.codecs
-        self._our_unpack = our_unpack
+        self.our_unpack = our_unpack
         self._steps = steps
         self._held = None if steps.is_watching else HeldResults()
         self._proofs = Proofs(tolerance, self._held)
@@ -118,7 +118,7 @@ class SessionRecipes:
 
     def cut(self) -> None:
         """No recipe will be followed. See abandoned.py."""
-        self._our_unpack = unpack_without_hooks
+        self.our_unpack = unpack_without_hooks
         self.step_ended()
 
     def step_ended(self) -> None:
@@ -200,7 +200,7 @@ class SessionRecipes:
         `proven` remembers signatures for which that was found, by the event of the script."""
         if transport is None or self._running.notes_all():
             return None
-        recipe = find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH, expensive=True)
+        recipe = find_recipe(tensor, node, self.our_unpack, max_depth=_DEPTH, expensive=True)
         if recipe is None:
             return None
         if self._are_inexact and any(operand.managed in self._inexact for operand in recipe.operands):
@@ -225,7 +225,7 @@ class SessionRecipes:
         if source is None or source.nbytes() != managed.nbytes:
             return False  # only a part of the storage is managed
         save_key = self._steps.save_key
-        recipe = None if node is None else find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH, expensive=True)
+        recipe = None if node is None else find_recipe(tensor, node, self.our_unpack, max_depth=_DEPTH, expensive=True)
         is_cheap = recipe is not None and recipe.is_cheap
         codec = None if is_cheap else self._codec_for(managed, tensor)
         # A user who names a lossy codec prefers it to repeating an expensive operation.
@@ -262,7 +262,7 @@ class SessionRecipes:
         for one in list(ownerless):
             one.tries -= 1
             packed = one.packed()
-            recipe = None if packed is None else owner_recipe(packed, node, self._our_unpack)
+            recipe = None if packed is None else owner_recipe(packed, node, self.our_unpack)
             if packed is not None and recipe is not None:
                 self._accept(packed.managed, recipe, one.save_key, None, discards=one.discards)
             if packed is None or recipe is not None or not one.tries:

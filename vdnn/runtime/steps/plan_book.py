@@ -69,7 +69,15 @@ class _Finished(NamedTuple):
 class PlanBook:
     """The plans of one session."""
 
-    def __init__(self, plan: Plan | None, planner: BudgetPlanner | None, folder: PlanFolder | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan | None,
+        planner: BudgetPlanner | None,
+        folder: PlanFolder | None = None,
+        refused: Callable[[VdnnError], bool | None] = lambda error: False,
+    ) -> None:
+        """`refused` is asked before the step of an error is refused, see StepWatch."""
+        self._refused = refused
         self._given = None if plan is None else Executor(plan, is_given=True)
         self._planner = planner
         self._alike = AlikeKinds()
@@ -219,6 +227,13 @@ class PlanBook:
             self._alike.add(kind, begin, known.saves)
             self._restored += len(ladder.rungs)
         self._kinds.learn((begin, kinds[number]) for number in (*range(len(kinds)), *order))
+
+    @property
+    def stores(self) -> bool:
+        return self._store is not None
+
+    def store_no_more(self) -> None:
+        self._store = None
 
     def store(self) -> None:
         """Writes the plans to the plan folder, if some were made since they were written."""
@@ -396,6 +411,8 @@ class PlanBook:
             mine.replace(wrong, rung)
 
         def give_up(error: VdnnError) -> bool:
+            if not step.is_warm_up and self._refused(error):
+                return True
             if all(rung.source is Source.WARM_UP for rung in self.rungs):
                 if step.earlier_bytes and isinstance(error, BudgetError):
                     raise naming_earlier_graphs(error, step.earlier_bytes)

@@ -149,14 +149,17 @@ class StepWatch:
         on_step_end: Callable[[], None],
         offload: Callable[[ManagedStorage], None],
         free_state: Callable[[], int] = lambda: 0,
+        refused: Callable[[VdnnError], bool | None] = lambda error: False,
     ) -> None:
-        """`free_state` makes the optimizers' state leave the device, and returns the bytes that this frees."""
+        """`free_state` makes the training state that stays leave the device, and returns the bytes that this frees.
+        `refused` is asked before a step is: True if more training state leaves from now on, so that it goes on."""
         self.options = options
         self._free_state = free_state
+        self._refused = refused
         self.recomputes = options.recomputes
         self.codecs = options.codecs
         self._on_step_end = on_step_end
-        self._plans = PlanBook(options.plan, options.planner, options.folder)
+        self._plans = PlanBook(options.plan, options.planner, options.folder, refused)
         self._resident_bytes = 0  # allocated when the step began
         self._modules = modules
         self.budget = BudgetLedger()
@@ -221,7 +224,19 @@ class StepWatch:
 
     @property
     def stores_plans(self) -> bool:
-        return self.options.folder is not None
+        return self._plans.stores
+
+    @property
+    def are_graphs_gone(self) -> bool:
+        """True if no graph has what was saved."""
+        return self._ends.living == 0
+
+    def begin_anew(self) -> None:
+        """More training state leaves from now on. The running step is none of the steps that are planned, and plans are
+        no longer stored: a plan folder has those of steps from which only the state leaves."""
+        self._step.abandon_recorder()
+        self._plans.forget_made()
+        self._plans.store_no_more()
 
     @property
     def first_difference(self) -> str | None:
@@ -606,10 +621,11 @@ class StepWatch:
             movable_bytes, other_bytes = self._guards.earlier.bytes
             try:
                 self._plans.require_foreseen_fit(step.keys, self._resident_bytes - movable_bytes, other_bytes)
-            except VdnnError:
-                if not free_state():
+            except VdnnError as error:
+                if free_state():
+                    self._require_foreseen_fit(step, movable_bytes, other_bytes)
+                elif not self._refused(error):
                     raise
-                self._plans.require_foreseen_fit(step.keys, self._resident_bytes - movable_bytes, other_bytes)
             executor = self._plans.choose(step.keys, now_bytes - movable_bytes - freed_bytes, free_state)
             if executor is None and self._plans.is_planning:
                 free_state()
@@ -636,6 +652,14 @@ class StepWatch:
         if executor is not None and not self.options.measures:
             step.measure_only_checks(executor)
         return now_bytes
+
+    def _require_foreseen_fit(self, step: WatchedStep, movable_bytes: int, other_bytes: int) -> None:
+        """Called when all that may leave now has left."""
+        try:
+            self._plans.require_foreseen_fit(step.keys, self._resident_bytes - movable_bytes, other_bytes)
+        except VdnnError as error:
+            if not self._refused(error):
+                raise
 
     def _guard_the_rest(self, step: WatchedStep) -> None:
         """The step has outgrown its plan: the guard may evict what the plan keeps, and what is saved from here on."""
@@ -671,7 +695,7 @@ class UnwatchedSteps:
     With `recomputes`, every storage is recomputed that can be; the policy decides about the others.
     """
 
-    is_watching = is_planning = are_plans_settled = stores_plans = False
+    is_watching = is_planning = are_plans_settled = stores_plans = are_graphs_gone = False
     steps_over_budget = 0
     looks_for_recomputes = False
     codecs = LOSSLESS
@@ -700,6 +724,9 @@ class UnwatchedSteps:
         """There is no budget."""
 
     def record_anew(self, more_bytes: int) -> None:
+        """Nothing was planned."""
+
+    def begin_anew(self) -> None:
         """Nothing was planned."""
 
     def store_plans(self) -> None:

@@ -73,7 +73,8 @@ def calls_in_frames() -> list[torch.nn.Module]:
     return found
 
 
-def _has_compiled() -> bool:
+def has_compiled() -> bool:
+    """True if dynamo has compiled something in this process."""
     return bool(getattr(sys.modules.get(_DYNAMO), "FRAME_COUNTER", _DYNAMO in sys.modules))
 
 
@@ -138,7 +139,7 @@ class ModuleWatch:
     def may_rest(self) -> bool:
         running = self.running
         needs_calls = running.needs_boundaries or running.notes_everything or self.marked.references
-        return not needs_calls and not _has_compiled()
+        return not needs_calls and not has_compiled()
 
     def step_ended(self, *, may_rest: bool) -> None:
         """A step is over. `may_rest`: the next one is expected to need nothing of the calls."""

@@ -70,6 +70,7 @@ class OptimizerState:
         self._transport_for: TransportFor | None = None
         self._min_bytes = 0
         self._stays: Callable[[torch.Tensor], bool] = lambda _: False
+        self._before_step: Callable[[], object] = lambda: None
         self._copies: dict[torch.device, StateCopies] = {}
         self._hosts: dict[int, HostTensor] = {}  # by id of the tensor, which the value holds
         self._held: dict[int, dict[str, int]] = {}  # bytes that the program holds as well, by parameter's id and name
@@ -96,9 +97,10 @@ class OptimizerState:
         *,
         on_cpu: bool = False,
         stays: Callable[[torch.Tensor], bool] = lambda _: False,
+        before_step: Callable[[], object] = lambda: None,
     ) -> None:
         """`session` manages the state from now on. It leaves the device, except the state of parameters for which
-        `stays` is True. `on_cpu`: it steps on the CPU."""
+        `stays` is True. `on_cpu`: it steps on the CPU. `before_step` is called below torch's hooks."""
         optimizer = self.optimizer
         if self.owner is not None and self.owner is not session:
             raise VdnnError(
@@ -107,6 +109,7 @@ class OptimizerState:
             )
         self.owner, self._entries = session, self._entries + 1
         self._transport_for, self._min_bytes, self._stays = transport_for, min_bytes, stays
+        self._before_step = before_step
         self.moved.on_cpu = on_cpu
         try:
             if self._undo is None:
@@ -138,6 +141,7 @@ class OptimizerState:
 
     def _left(self) -> None:
         self.owner = self._transport_for = None
+        self._before_step = lambda: None
         self._stop_retrying()
         if self._loading is not None:
             self._loading.remove()
@@ -376,6 +380,7 @@ class OptimizerState:
             self.bring_back()
         if self.owner is None or self._forks != forks.count:
             return own_step(*args, **kwargs)
+        self._before_step()
         if self.deferral is not None:
             self.deferral.settle()
         cpu = CpuSteps(optimizer, self._copies_for, self._hosts, self._min_bytes) if self.moved.on_cpu else None

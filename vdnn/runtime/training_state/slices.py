@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from vdnn.runtime.torch_internals.parameter_guard import is_guarded
 from vdnn.runtime.training_state.away_gradients import gradient_anywhere
 from vdnn.runtime.training_state.homes import device_of
 
@@ -90,7 +91,7 @@ def is_one_decision(parameters: list[torch.Tensor]) -> bool:
     """True if torch's optimizers would decide otherwise for a part of these parameters than for all."""
     if len(parameters) < 2:
         return False
-    if len({type(parameter) for parameter in parameters}) > 1:
+    if len({torch.nn.Parameter if is_guarded(one) else type(one) for one in parameters}) > 1:
         return True
     gradients = map(gradient_anywhere, parameters)
     return len({gradient.layout for gradient in gradients if gradient is not None}) > 1

@@ -271,6 +271,13 @@ class StateRoom:
             self._leave_room_for_copies(steps)  # the running step has them, and may be planned yet
         return sum(nbytes for state in states for _, nbytes in state.bytes_away()) - before
 
+    def begin_anew(self, steps: PredictedSteps) -> None:
+        """More of the training state is managed from now on. Nothing stays until it is decided again."""
+        self._is_recorded_anew = self._planned_with = False
+        self.leave()
+        self.lines, self._decisions, self._counts = [], 0, None
+        self._leave_room_for_copies(steps)
+
 
 def _counts_of(states: Iterable[ManagedState], parameters: Iterable[StayingParameters]) -> _Counts:
     crossed, fetched = [state.crossed() for state in states], [one.fetched() for one in parameters]

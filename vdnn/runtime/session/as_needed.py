@@ -1,0 +1,164 @@
+"""Decides how much of the training state a session manages that was given a model and an optimizer, but no more.
+
+[Note: Extent] The optimizers' state always leaves, as far as the budget asks for it. Gradients and parameters leave too
+only where the budget has no room for them, because they cross the link more often than they need to otherwise, and a
+parameter that leaves is a tensor of the CPU between calls of modules. The extent is chosen as the session begins, from
+the bytes that are on the device by then. It grows when a recorded step, or one that has begun, cannot meet the budget:
+at the next step of an optimizer at which nothing else runs. It never shrinks, and later sessions of the same model that
+share an engine begin with it. What is managed may still stay on the device, see state_room.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+
+import torch
+
+from vdnn.bytesize import format_bytes
+from vdnn.errors import BudgetError, VdnnError
+from vdnn.runtime.torch_internals.module_watch import has_compiled
+from vdnn.runtime.torch_internals.tensor_kinds import plain_part
+from vdnn.runtime.training_state.optimizer_state import OptimizerState, TransportFor
+from vdnn.runtime.training_state.parameters.managed_parameters import ManagedParameters
+from vdnn.runtime.training_state.slices import parameters_of
+from vdnn.runtime.training_state.state_copies import StateCopies
+
+BudgetBytes = Callable[[int], int | None]  # of a device with so many bytes
+logger = logging.getLogger("vdnn")
+_LEAST_ROOM = 8  # one part of so many of the budget is left for activations
+_MOST_WAITS = 3  # steps that are no good time to grow
+
+
+class Extent(IntEnum):
+    """How much of the training state a session manages."""
+
+    STATE = 0
+    GRADIENTS = 1
+    PARAMETERS = 2
+
+    @property
+    def text(self) -> str:
+        return ("the optimizers' state", "state and gradients", "state, gradients and parameters")[self]
+
+
+class GrownExtents:
+    """The extents of the models of one engine, and the step that was refused."""
+
+    def __init__(self) -> None:
+        self._of: weakref.WeakKeyDictionary[torch.nn.Module, Extent] = weakref.WeakKeyDictionary()
+        self._current: weakref.ref[AsNeeded] | None = None  # of the session that was entered last
+        self._now = Extent.STATE
+        self._error: BudgetError | None = None
+        self._waits = 0
+
+    def of(self, model: torch.nn.Module) -> Extent | None:
+        """None if no session of this model was entered."""
+        return self._of.get(model)
+
+    def begin(self, as_needed: AsNeeded, now: Extent) -> None:
+        self._current = weakref.ref(as_needed)
+        self._of[as_needed.model] = self._now = now
+        self._error, self._waits = None, 0
+
+    def error(self, as_needed: AsNeeded) -> BudgetError | None:
+        """That of the step that was refused, if it was one of this model."""
+        current = None if self._current is None else self._current()
+        return self._error if current is not None and current.model is as_needed.model else None
+
+    def refused(self, error: VdnnError) -> bool:
+        """A step cannot meet the budget. True if more can leave for it, which it does at a step of an optimizer."""
+        current = None if self._current is None else self._current()
+        if current is None or not isinstance(error, BudgetError) or self._now >= current.largest():
+            return False
+        if self._error is None:
+            self._error, self._waits = error, 0
+        return True
+
+    def waits(self, error: BudgetError, *, may_grow: bool) -> bool:
+        """Called at a step that is no good time to grow. True if a later one is awaited. Several times are waited for:
+        then the extent grows all the same, or the error is raised if it may not."""
+        self._waits += 1
+        if self._waits < _MOST_WAITS:
+            return True
+        if may_grow:
+            return False
+        self.give_up()
+        raise error
+
+    def give_up(self) -> None:
+        """From now on steps are refused."""
+        self._current = self._error = None
+
+
+class AsNeeded:
+    """Chooses the extent of one session: see [Note: Extent]."""
+
+    def __init__(self, model: torch.nn.Module, states: Sequence[OptimizerState]) -> None:
+        self.model = model
+        self._states = states
+        self._parameters: ManagedParameters | None = None
+        self.lines: list[str] = []  # for the report
+
+    @property
+    def parameters(self) -> ManagedParameters:
+        """Raises VdnnError where parameters cannot leave: compiled modules, DDP, DTensors."""
+        if self._parameters is None:
+            self._parameters = ManagedParameters(self.model, are_trained=True)
+        return self._parameters
+
+    def largest(self) -> Extent:
+        if has_compiled():  # compiled code reads parameters where no hook is
+            return Extent.GRADIENTS
+        try:
+            _ = self.parameters
+        except VdnnError:
+            return Extent.GRADIENTS
+        return Extent.PARAMETERS
+
+    def at_begin(self, transport_for: TransportFor, budget_bytes: BudgetBytes) -> Extent:
+        """The extent for a session that begins with what the model and its optimizers have on the device now."""
+        trained = [one for state in self._states for one in parameters_of(state.optimizer) if one.requires_grad]
+        device = next((one.device for one in trained if one.device.type != "meta"), None)
+        transport = None if device is None else transport_for(device)
+        most_bytes = None if transport is None else budget_bytes(transport.device.info.total_bytes)
+        if transport is None or most_bytes is None:
+            return Extent.STATE
+        window_bytes = StateCopies(transport).window_bytes
+        weights = {id(one): one for one in (*self.model.parameters(), *self.model.buffers(), *trained)}
+        weight_bytes = _bytes_on(device, weights.values())
+        gradient_bytes = _bytes_on(device, trained)
+        room_bytes = most_bytes - most_bytes // _LEAST_ROOM
+        if weight_bytes + gradient_bytes + window_bytes <= room_bytes:
+            return Extent.STATE
+        if weight_bytes + 2 * window_bytes <= room_bytes:
+            return Extent.GRADIENTS
+        return Extent.PARAMETERS
+
+    def beyond(self, now: Extent, error: BudgetError) -> Extent:
+        """The next extent: with parameters, if the gradients have too few bytes for what was refused."""
+        trained = [one for state in self._states for one in parameters_of(state.optimizer) if one.requires_grad]
+        over_bytes = error.least_bytes - error.budget_bytes
+        is_enough = now is Extent.STATE and over_bytes < sum(one.nbytes for one in trained)
+        return min(Extent.GRADIENTS if is_enough else Extent.PARAMETERS, self.largest())
+
+    def note(self, extent: Extent, error: BudgetError | None) -> None:
+        if extent is Extent.STATE:
+            self.lines = []
+            return
+        why = "the budget has no room for them" if error is None else f"{format_bytes(error.least_bytes)} were needed"
+        self.lines = [f"  {extent.text} leave the device: {why}"]
+        logger.info("vdnn:%s", self.lines[0])
+
+
+def _bytes_on(device: torch.device | None, tensors: Iterable[torch.Tensor]) -> int:
+    """The bytes of their storages on `device`, of what is plain memory."""
+    sizes: dict[int, int] = {}
+    for tensor in tensors:
+        part = plain_part(tensor)
+        if part is not None and part.device == device:
+            storage = part.untyped_storage()
+            sizes[storage._cdata] = storage.nbytes()
+    return sum(sizes.values())
