@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import _functional_collectives
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -142,6 +143,16 @@ def replicated(make: Make = blocks, hook: Any = None, **options: Any) -> nn.Modu
     model = DistributedDataParallel(make(), **options)
     if hook is not None:
         model.register_comm_hook(None, hook)
+    return model
+
+
+def low_rank() -> nn.Module:
+    """DDP whose gradients are sent as low-rank factors from the third step on. All are in one bucket: torch 2.13's hook
+    waits for collectives on gloo's two threads, so that a second bucket hangs or mixes up the ranks' collectives, also
+    without a session."""
+    model = DistributedDataParallel(blocks(), bucket_cap_mb=25)
+    state = PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1)
+    model.register_comm_hook(state, powerSGD_hook)
     return model
 
 
@@ -351,7 +362,7 @@ PROGRAMS: dict[str, Program] = {
     "DDP, checkpoints": _of(partial(replicated, partial(Checkpointed, use_reentrant=False)), 2),
     "DDP, reentrant": _of(partial(replicated, partial(Checkpointed, use_reentrant=True), static_graph=True)),
     "DDP, small buckets": _of(partial(replicated, bucket_cap_mb=0.002), 2),
-    # Not PowerSGD: over gloo, torch 2.13's hook hangs now and then on a busy machine, also without a session.
+    "DDP, PowerSGD": _of(low_rank, 2),
     "DDP, fp16": _of(partial(replicated, hook=fp16_compress_hook), 2),
     "DDP, bucket view": _of(partial(replicated, gradient_as_bucket_view=True)),
     "DDP, unused": _of(partial(replicated, Branches, find_unused_parameters=True), 2),

@@ -19,6 +19,7 @@ SHARDED = ["FSDP2", "FSDP2, micro-batches", "FSDP2, no reshard", "FSDP2, mixed p
 CASES = [
     *((one, how) for one in ("DDP", "FSDP2", "FSDP1", "tensor parallel", "1F1B") for how in (MOVES, PLANS)),
     *((one, how) for one in ("sequence parallel", "context parallel") for how in (MOVES, PLANS)),
+    *(("DDP, PowerSGD", how) for how in (MOVES, PLANS, "state", "gradients")),
     *((one, MOVES) for one in ("DDP, no_sync", "FSDP2, no reshard", "FSDP2, cpu offload", "FSDP2, mixed precision")),
     *(("1F1B", AUTO), ("GPipe", MOVES), ("interleaved 1F1B", MOVES), ("DDP, ZeRO 1", MOVES)),
     *((one, "state") for one in ("DDP", "DDP, micro-batches", *SHARDED, "FSDP2, saved and loaded", "1F1B")),
