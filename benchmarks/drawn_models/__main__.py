@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("file", type=Path, help="JSON lines, one for each model")
     parser.add_argument("--table", action="store_true", help="plan nothing")
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds for a model")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds of processor time for a model")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no model after so many")
     parser.add_argument("--again", action="store_true", help="plan the models again that were not planned")
     given = parser.parse_args(arguments)

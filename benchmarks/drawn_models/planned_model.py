@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
+import resource
+import signal
 import time
 import warnings
 from collections.abc import Callable
@@ -22,30 +25,39 @@ HARDWARE = "h100"
 PLANNED, FAILED, NO_ANSWER = "planned", "failed", "no answer"
 NOT_IN_TORCH = "cannot be made in torch"  # by its default configuration
 Row = dict[str, Any]
+_MOST_WAITING = 20  # so many times its processor time may pass on a busy machine
 
 
 def planned_row(name: str, make: Callable[[int], Any], batch: int, limit_s: float) -> Row:
-    """The row of a model, made in a forked process that ends after `limit_s` at the latest."""
+    """The row of a model, made in a forked process that ends after `limit_s` of its processor time, which other work of
+    the machine does not use up."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_send_row, args=(theirs, make, batch))
+    process = context.Process(target=_send_row, args=(theirs, make, batch, limit_s))
     began = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads of math libraries exist, and have not run yet
         process.start()
     theirs.close()
-    row: Row = {"outcome": NO_ANSWER, "error": f"no answer in {limit_s:.0f} s"}
     try:
-        if ours.poll(limit_s):
-            row = ours.recv()
+        row: Row = ours.recv() if ours.poll(_MOST_WAITING * limit_s) else _no_answer(limit_s)
+        process.kill()
+        process.join()
     except EOFError:
+        process.join()
         row = {"outcome": FAILED, "error": "its process ended without a word"}
-    process.kill()
-    process.join()
+        if process.exitcode == -signal.SIGXCPU:
+            row = _no_answer(limit_s)
     return {"name": name, **row, "seconds": round(time.monotonic() - began, 1)}
 
 
-def _send_row(to: Connection, make: Callable[[int], Any], batch: int) -> None:
+def _no_answer(limit_s: float) -> Row:
+    return {"outcome": NO_ANSWER, "error": f"no answer in {limit_s:.0f} s of processor time"}
+
+
+def _send_row(to: Connection, make: Callable[[int], Any], batch: int, limit_s: float) -> None:
+    begun_s = time.process_time()
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(begun_s + limit_s), resource.RLIM_INFINITY))
     warnings.simplefilter("ignore")
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
@@ -53,7 +65,7 @@ def _send_row(to: Connection, make: Callable[[int], Any], batch: int) -> None:
     except Exception as error:
         words = f"{type(error).__name__}: {error}".split("\n")[0]
         row = {"outcome": FAILED if _is_made_in_torch(make, batch) else NOT_IN_TORCH, "error": words[:300]}
-    to.send(row)
+    to.send({**row, "processor_seconds": round(time.process_time() - begun_s, 1)})
 
 
 def _is_made_in_torch(make: Callable[[int], Any], batch: int) -> bool:

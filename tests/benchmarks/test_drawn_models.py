@@ -37,6 +37,11 @@ def unstable(batch: int) -> Any:
 
 
 def slow(batch: int) -> Any:
+    while True:
+        torch.ones(1)
+
+
+def waiting(batch: int) -> Any:
     time.sleep(600)
 
 
@@ -53,7 +58,8 @@ def test_what_is_not_planned_says_why() -> None:
     failed = planned_row("unstable", unstable, 1, 120)
     assert failed["outcome"] == FAILED
     assert "no such mask" in failed["error"]
-    assert planned_row("slow", slow, 1, 0.5)["outcome"] == NO_ANSWER
+    assert planned_row("slow", slow, 1, 1)["outcome"] == NO_ANSWER
+    assert planned_row("waiting", waiting, 1, 0.05)["outcome"] == NO_ANSWER
 
 
 def test_the_share_leaves_out_what_torch_cannot_make() -> None:
