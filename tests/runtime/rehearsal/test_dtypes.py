@@ -116,3 +116,30 @@ def test_the_error_names_the_line_of_the_model() -> None:
 
     with pytest.raises(RehearsalError, match=r"same dtype(.|\n)*return self\.inner\(x\)"):
         vdnn.plan(Mixed(), torch.randn(2048, 512), hardware="titan-x")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_grouped_product_takes_the_dtypes_of_its_kernels(dtype: torch.dtype) -> None:
+    """As mixtures of experts of transformers in float32."""
+    product = getattr(torch.nn.functional, "grouped_mm", None)
+    if product is None:
+        pytest.skip("this torch has no grouped products")
+    with VirtualMachine("h100") as machine, stage(machine):
+        rows = torch.randn(16, 8, dtype=dtype, requires_grad=True)
+        experts = torch.randn(2, 8, 24, dtype=dtype, requires_grad=True)
+        made = product(rows, experts, offs=torch.tensor([8, 16], dtype=torch.int32))
+        assert (made.shape, made.dtype) == ((16, 24), dtype)
+        made.square().sum().backward()
+        assert rows.grad is not None
+        assert experts.grad is not None
+        assert (rows.grad.shape, experts.grad.shape) == (rows.shape, experts.shape)
+
+
+def test_a_grouped_product_of_two_dtypes_is_refused() -> None:
+    product = getattr(torch.nn.functional, "grouped_mm", None)
+    if product is None:
+        pytest.skip("this torch has no grouped products")
+    with VirtualMachine("h100") as machine, stage(machine):
+        rows, experts = torch.randn(16, 8), torch.randn(2, 8, 24, dtype=torch.float16)
+        with pytest.raises(RuntimeError, match="Expected inputs of"):
+            product(rows, experts, offs=torch.tensor([8, 16], dtype=torch.int32))
