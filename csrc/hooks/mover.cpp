@@ -14,10 +14,15 @@ bool is_on_stream(const Transfer& transfer) {
   return now && PyObject_RichCompareBool(now.get(), transfer.expected_stream.get(), Py_EQ) == 1;
 }
 
-// True if the storage is freed as soon as the mover drops it.
+// True if the storage is freed as soon as the mover drops it. See [Note: Memory of others] in source.py.
 bool frees_its_memory(const LightSource* source) {
   const Mover* mover = source->mover;
   if (Py_REFCNT(source->storage) != 1) {
+    return false;
+  }
+  const Reference is_own = Reference::stolen(PyObject_CallMethod(source->storage, "resizable", nullptr));
+  if (is_own.get() != Py_True) {
+    PyErr_Clear();
     return false;
   }
   std::int64_t holders = 0;

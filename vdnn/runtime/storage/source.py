@@ -6,6 +6,9 @@ only if no holder outside the runtime keeps the storage alive, and counts which 
 [Note: A source that others hold is used] A reload would put a second copy on the device. Writes that no version counter
 counts (through `.data` or numpy) show, as in plain PyTorch, where the graph holds the source. A source that its owner
 has shrunk is not used.
+
+[Note: Memory of others] A storage over memory that torch did not allocate (torch.from_numpy, DLPack, a mapped file)
+frees nothing: its owner goes on to read it. torch does not resize such a storage, which tells it from others.
 """
 
 from __future__ import annotations
@@ -69,7 +72,9 @@ class Source:
         """True if a release would free nothing: another holder keeps the storage alive."""
         storage = self.storage
         return storage is not None and (
-            natively_held(storage._cdata) > 1 or _references_to(storage) > HELD_ONCE + 1  # of this object
+            natively_held(storage._cdata) > 1
+            or _references_to(storage) > HELD_ONCE + 1  # of this object
+            or not storage.resizable()
         )
 
     def offload(self, transport: Transport) -> _C.HostCopy | None:
@@ -113,7 +118,7 @@ class Source:
         facts, context = self._facts, self._context
         if context.streams:
             self._make_streams_wait(context)
-        if natively_held(storage._cdata) > 1 or _references_to(storage) > HELD_ONCE:
+        if natively_held(storage._cdata) > 1 or _references_to(storage) > HELD_ONCE or not storage.resizable():
             # Another holder (the model, an optimizer, a cache, or a second save at another version, which shares the
             # Python object): the storage was copied and is not freed.
             facts.counters.copied_not_freed_bytes += facts.nbytes
