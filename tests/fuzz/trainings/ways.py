@@ -204,6 +204,12 @@ REFUSALS = (
         "refused with its name",
     ),
     Refusal(
+        r"was written to between calls of modules, while a graph or the program holds",
+        r"(frozen|all)[\s\S]*(alias|save)\(",
+        "If a graph or the program holds the copy on the device as well, a write to the parameter between calls is "
+        "refused",
+    ),
+    Refusal(
         r"optimizer: parameter .* is not one of the model's",
         r"load\('assign'\)",
         "the session then checks that the optimizer's parameters are the model's",

@@ -497,6 +497,48 @@ UNSEEN: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
+BETWEEN: dict[str, Callable[[torch.Tensor], object]] = {
+    "mul_": _no_grad(lambda weight: weight.mul_(0.9)),
+    "data": lambda weight: weight.data.mul_(0.9),
+    "detach": lambda weight: weight.detach().mul_(0.9),
+    **UNSEEN,
+}
+
+
+# torch itself refuses a backward behind a write that it counts.
+_BEHIND_WRITES = {"a call": [*BETWEEN], "a backward": ["data", *UNSEEN], "a step": [*BETWEEN]}
+
+
+@pytest.mark.parametrize(
+    ("ahead_of", "write"), [(ahead_of, write) for ahead_of, writes in _BEHIND_WRITES.items() for write in writes]
+)
+def test_a_write_between_calls_that_memory_of_the_host_does_not_see_is_refused_with_the_name(
+    ahead_of: str, write: str, manage: Manage
+) -> None:
+    model = with_linear()
+    optimizer, kept = optimizer_of(model), list[torch.Tensor]()
+    weight = model.get_parameter("1.weight")
+    with manage(optimizer, model=model, parameters="all", recheck=1):
+        model(batches()[0]).square().mean().backward()
+        held = weight.detach()
+        handle = model[1].register_forward_hook(lambda module, *_: kept.append(module.weight.detach()))  # type: ignore[index]
+        loss = model(batches()[1]).square().mean()
+        if ahead_of == "a step":
+            loss.backward()
+        BETWEEN[write](weight)
+        with pytest.raises(VdnnError, match=r"parameter 1.weight was written to between calls of modules"):
+            {"a call": partial(model, batches()[1]), "a backward": loss.backward, "a step": optimizer.step}[ahead_of]()
+        assert torch.equal(held, weight)
+        handle.remove()
+        kept.clear()
+        optimizer.step()
+        BETWEEN[write](weight)
+        assert torch.equal(held, weight)
+        model(batches()[2]).square().mean().backward()
+        optimizer.step()
+        assert torch.equal(held, weight)
+
+
 @pytest.mark.parametrize("write", UNSEEN)
 def test_a_write_that_torch_does_not_count_is_kept_where_every_use_was_checked(write: str, manage: Manage) -> None:
     def model() -> nn.Module:

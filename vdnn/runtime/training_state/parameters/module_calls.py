@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from vdnn.errors import VdnnError
 from vdnn.runtime.torch_internals import forks, parameter_access
@@ -69,6 +69,7 @@ class ModuleCalls:
         self.uses = GraphUses(self._let_go)
         streaming.let_go, streaming.adopt = self._let_go, self._adopt
         streaming.before_use_in_place = self._before_use_in_place
+        streaming.before_backward = self._refuse_late_writes
         self._calls = _CallStacks()
         self._running = 0  # outermost calls, on all threads
         # Those that a module is known to read without taking them from the module that has them.
@@ -86,6 +87,7 @@ class ModuleCalls:
         for handle in (
             hooks.register_module_forward_pre_hook(self._before),
             hooks.register_module_forward_hook(self._after, always_call=True),
+            register_optimizer_step_pre_hook(self._refuse_late_writes),
             register_optimizer_step_post_hook(self._stepped),
         ):
             self._undo.append(handle.remove)
@@ -142,6 +144,7 @@ class ModuleCalls:
 
     def _begin(self, module: torch.nn.Module) -> None:
         if not self._running and not in_backward():
+            self._refuse_late_writes()
             self.uses.release_dead()
             self._streaming.begin()
             self._writes.call_begins()
@@ -336,11 +339,23 @@ class ModuleCalls:
         if away.is_in_place and away.users == away.is_held:
             self._write_through(away, None)
 
-    def _write_through(self, away: AwayParameter, module: torch.nn.Module | None) -> None:
+    def _refuse_late_writes(self, *_: object) -> None:
+        """A call, a backward or a step begins: what was written until now was written by the program."""
+        if (self._held or self.uses.holds_some) and not self._running:
+            with self._streaming.lock, torch._C.DisableTorchFunction():
+                for away in list(self._away.values()):
+                    if away.is_in_place and away.users == away.is_held:
+                        self._write_through(away, None, is_behind_writes=True)
+
+    def _write_through(
+        self, away: AwayParameter, module: torch.nn.Module | None, *, is_behind_writes: bool = False
+    ) -> None:
         """Writes changes through, while the copy on the device stays in place. If the program also holds the host
-        memory, changes on the device are copied there, and its own changes between calls are copied to the device."""
+        memory, changes on the device are copied there, and its own changes between calls are copied to the device.
+        `is_behind_writes`: what changed on the device was written between calls, which the host memory did not see."""
         if not away.is_in_place or not away.is_there() or not away.is_held_on_host():
             return
+        is_late = is_behind_writes and self._writes.is_written_to(away)
         found = self._writes.use_ends(away, lambda: self._name_of(module))
         if found is UnsafeWrite.UNSEEN:
             self._is_copied_out(away)
@@ -349,6 +364,12 @@ class ModuleCalls:
         elif found in (UnsafeWrite.ON_HOST, UnsafeWrite.BOTH):
             self._too_late.append(Use(away, self._name_of(module)))
         self._writes.use_begins(away)
+        if is_behind_writes and (found is UnsafeWrite.UNSEEN or (is_late and found is None)):
+            raise VdnnError(
+                f"parameter {away.name} was written to between calls of modules, while a graph or the program holds "
+                "its copy on the device. Its memory on the host, which the program holds as by state_dict() or "
+                "detach(), saw that write no earlier than now. Let that go ahead of such a write."
+            )
 
     def _is_copied_out(self, away: AwayParameter) -> bool:
         """Notes a write to the copy on the device that torch did not count. If the program holds memory of the host, it
@@ -572,6 +593,10 @@ class GraphUses:
         away.in_parts = sum(mark() is not None for _, mark in away.accumulators) > 1
         away.accumulators.clear()
         self._release(away)
+
+    @property
+    def holds_some(self) -> bool:
+        return bool(self._held)
 
     def release_dead(self) -> None:
         """Releases what graphs held that no longer exist."""

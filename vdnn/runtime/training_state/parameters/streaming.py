@@ -42,6 +42,7 @@ class Streaming:
         self.let_go: Callable[[AwayParameter], bool] = lambda away: True  # True: its data are on the host now
         self.adopt: Callable[[AwayParameter], bool] = lambda away: True  # called for data that the program replaced
         self.before_use_in_place: Callable[[AwayParameter], None] = lambda away: None
+        self.before_backward: Callable[[], None] = lambda: None
         self._writes = writes
         self.fetches = Fetches()
         self.lock = threading.RLock()
@@ -100,6 +101,7 @@ class Streaming:
                 return native_data(away.parameter)  # it went back to the device
             if not self._backward_ends:
                 self._backward_ends = call_after_backward(self._backward_ended)
+                self.before_backward()
             with _ordinary_tensors():
                 self.before_use_in_place(away)
             if not away.stays:

@@ -138,6 +138,15 @@ class Writes:
             return None
         return self._checked(away, before, module)
 
+    @staticmethod
+    def is_written_to(away: AwayParameter) -> bool:
+        """True if torch has counted a write since the use began, or could not count one, and the copies differ now."""
+        moving = away.on_device
+        if moving is None or not away.is_in_place:
+            return False
+        is_counted = away.parameter._version != away.version or away.copy_version != moving.tensors[0]._version
+        return (is_counted or away.is_exposed) and not _are_equal(away)
+
     def take_home(self, away: AwayParameter) -> None:
         """The parameter no longer stays on the device. Optimizers have stepped it there, in ways that torch does not
         count: what it has now is what the host gets. Mapped memory belongs to frozen parameters, whose writes count."""
