@@ -8,6 +8,7 @@ description of the extension; docs/device.md explains how the parts work togethe
 # ruff: noqa: N999  (the module has the name of the extension)
 
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any, ClassVar, Final, TypedDict, final, overload, type_check_only
 
 import typing_extensions
@@ -717,8 +718,6 @@ class LightSave:
 
     def full(self, /) -> Any:
         """Its packed view. Hands its storage over to Python first, if that was not done before."""
-    def count_use(self, more: int, /) -> None:
-        """Recomputes will use its bytes once more, or once less for -1."""
     def restore(self, made: Any, /) -> None:
         """Its storage was discarded, and `made` has all its bytes again. Does nothing once it was handed over."""
     @property
@@ -788,22 +787,14 @@ class RunningModules:
     notes_everything: bool  # also while the gate serves a settled step
     needs_boundaries: bool  # settled steps need facts that are noted at calls of modules
     def __new__(cls, *parts: object) -> RunningModules: ...
-    def enter(self, module: Any, arguments: object, /) -> None:
-        """A call of this module begins on this thread, with these positional arguments."""
-    def leave(self, module: Any, output: object, /) -> None: ...
+    def enter(self, module: Any, /) -> None:
+        """A call of this module begins on this thread."""
+    def leave(self, module: Any, /) -> None: ...
     def stack(self, /) -> list[Any]:
         """The modules that run on this thread, the outermost first: always the same list of a thread."""
-    def note(
-        self,
-        before: Callable[[Any, int], object],
-        behind: Callable[[Any, object], object],
-        settings: TorchSettings,
-        norms: PlainNorms,
-        gate: Gate | None,
-        /,
-    ) -> None:
-        """Notes facts at the boundaries of module calls; while the gate serves a settled step, only where they are
-        needed. Calls `before` for those that Python notes, and `behind` with the output where Python notes a norm."""
+    def note(self, before: Callable[[Any], object], settings: TorchSettings, gate: Gate | None, /) -> None:
+        """From now on notes facts where calls begin and end: in a step that the gate serves those that are needed.
+        Calls `before` with each module whose leaves' versions are to be noted."""
     def note_nothing(self, /) -> None: ...
     def need(self, module: int, facts: int, /) -> None:
         """From now on these facts are noted around the module with this id."""
@@ -820,6 +811,32 @@ class RunningModules:
 def modules_around(node: int, /) -> list[int]:
     """The ids of the modules at the last module boundary ahead of this node and at the first behind it, where no
     reading of torch's settings is nearer."""
+
+@final
+class CountedRecipe:
+    """A recipe whose recompute counts as one more use of each operand, until this is freed."""
+
+    def __new__(cls, recipe: Any, /) -> CountedRecipe: ...
+    @property
+    def recipe(self) -> Any: ...
+    @property
+    def needs_recomputes(self) -> bool:
+        """True if something that it reads has to be recomputed first."""
+
+@final
+class WeakStorage:
+    """A weak reference to a storage, as torch's StorageWeakRef."""
+
+    def __new__(cls, storage: Any, /) -> WeakStorage: ...
+    @property
+    def cdata(self) -> int: ...
+
+@final
+class UsableSaves:
+    """Tells whether a recipe can read a save. The arguments are listed in csrc/hooks/usable_saves.cpp."""
+
+    def __new__(cls, *parts: Any) -> UsableSaves: ...
+    def test(self, save: Any, avoided: int, /) -> bool: ...
 
 @final
 class PlainRun:
@@ -854,7 +871,7 @@ class TorchSettings:
         changed."""
     def observe(self, /) -> None:
         """Reads the settings, and notes them for the nodes of this thread."""
-    def observe_at_save(self, /) -> None:
+    def observe_at_save(self, tensor: Any, /) -> None:
         """Called in a pack hook: the node that was created last has saved something under these settings."""
     def of(self, node: Any, /) -> tuple[object, ...] | None:
         """The settings under which this node's operation ran on this thread, or None if they are not known."""
@@ -866,31 +883,13 @@ class TorchSettings:
 def flushes_denormals() -> bool:
     """True if the CPU takes denormals for zero on this thread."""
 
-@final
-class PlainNorms:
-    """Knows norm modules whose call can be read from their attributes. See csrc/hooks/plain_norms.h."""
+def watch_norm_calls(
+    norms: tuple[tuple[CodeType, frozenset[str], bool, bool], ...], passing: tuple[CodeType, ...], folder: str, /
+) -> None:
+    """From now on the calls of these functions are noted. See csrc/hooks/norm_calls.h."""
 
-    def __new__(
-        cls,
-        kinds: tuple[tuple[type[Any], object, bool, bool, tuple[tuple[dict[str, Any], str, object], ...]], ...],
-        silences: tuple[tuple[Callable[[], object], object], ...],
-        hooks: tuple[dict[int, Any], ...],
-        classes: tuple[type[Any], ...],
-        nodes: frozenset[str],
-        grad_fn: object,
-        /,
-    ) -> PlainNorms:
-        """`kinds`: class, forward, whether eps and bias are noted, and what names in dicts refer to if nothing is
-        patched. `silences`: functions, and what they return if nothing sees the call."""
-
-def norm_was_made(node: int, module: object, /) -> None:
-    """The node with this number is a norm's, and this module made it on this thread."""
-
-def maker_of_norm(node: int, /) -> int | None:
-    """The id of the module that made this node on this thread, if it is a norm's and was made lately."""
-
-def note_fact(node: Any, name: str, value: object, /) -> None:
-    """Notes a fact of the call that made `node`. See vdnn/runtime/recompute/node_notes.py."""
+def fact_of_norm(node: Any, name: str, otherwise: Any, /) -> Any:
+    """What the call that made this node was given for `name`; `otherwise` if that is not known."""
 
 def note_saved(node: Any, output_nr: int, packed: Any, /) -> None:
     """Notes that `packed` holds this output of `node`. The note ends when `packed` is freed."""

@@ -35,7 +35,6 @@ from benchmarks.models.workload import Workload
 from benchmarks.progress import Progress
 from benchmarks.text_table import render_table
 from vdnn.runtime.recompute import (
-    NormWatch,
     Recipe,
     UnknownLayoutError,
     find_recipe,
@@ -101,7 +100,7 @@ class GreedyHooks:
     _ownerless: list[View] = field(default_factory=list)
 
     def pack(self, tensor: torch.Tensor) -> KeptTensor | View:
-        observe_flags_at_save()
+        observe_flags_at_save(tensor)
         address = tensor.untyped_storage()._cdata
         if address in self.parameters or (tensor.is_leaf and tensor.requires_grad):
             return keep_tensor(tensor)
@@ -190,18 +189,12 @@ def _is_weight_cast(node: Any) -> bool:
 def _told(hooks: GreedyHooks) -> Iterator[None]:
     """A context in which torch's module hooks note what the graph does not contain."""
     observe_flags()
-    around, norms = torch.nn.modules.module, NormWatch()
-    handles = (
-        around.register_module_forward_pre_hook(lambda module, args: observe_parameters(module)),
-        around.register_module_forward_pre_hook(lambda module, args: norms.enter(module)),
-        around.register_module_forward_hook(lambda module, args, output: norms.leave(module), always_call=True),
-    )
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(lambda module, args: observe_parameters(module))
     try:
         with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
             yield
     finally:
-        for handle in handles:
-            handle.remove()
+        handle.remove()
 
 
 def measure(subject: Subject, max_depth: int, *, cuda_shaped: bool, batch: int | None = None) -> list[Storage]:

@@ -3,12 +3,15 @@
 #include "hooks/gate.h"
 
 #include "bindings/bindings.h"
+#include "hooks/counted_recipe.h"
 #include "hooks/native_parts.h"
 #include "hooks/node_notes.h"
-#include "hooks/plain_norms.h"
+#include "hooks/norm_calls.h"
 #include "hooks/plain_run.h"
 #include "hooks/running_modules.h"
 #include "hooks/torch_settings.h"
+#include "hooks/usable_saves.h"
+#include "hooks/weak_storage.h"
 
 namespace py = pybind11;
 
@@ -17,7 +20,9 @@ namespace vdnn {
 void bind_hooks(py::module_& module) {
   if (!hooks::add_gate(module.ptr()) || !hooks::add_running_modules(module.ptr()) ||
       !hooks::add_torch_settings(module.ptr()) || !hooks::add_node_notes(module.ptr()) ||
-      !hooks::add_plain_run(module.ptr()) || !hooks::add_plain_norms(module.ptr())) {
+      !hooks::add_plain_run(module.ptr()) || !hooks::add_norm_calls(module.ptr()) ||
+      !hooks::add_counted_recipe(module.ptr()) || !hooks::add_weak_storage(module.ptr()) ||
+      !hooks::add_usable_saves(module.ptr())) {
     throw py::error_already_set();
   }
 }

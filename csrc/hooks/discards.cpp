@@ -2,6 +2,7 @@
 //
 // Python finds the recipe and follows it. What is recomputed is held until its last known use, as a reload is.
 #include "hooks/mover_state.h"
+#include "hooks/weak_storage.h"
 
 namespace vdnn::hooks {
 
@@ -25,7 +26,7 @@ bool discard(LightSave* save, PyObject* tensor, std::size_t position) {
   LightSource* source = storage->source;
   // Whoever else holds it keeps it alive: then it need not be recomputed. The native object's address is not used
   // again meanwhile.
-  source->others = PyObject_CallOneArg(mover->parts[kWeakly], source->storage);
+  source->others = weakly(source->storage);
   if (source->others == nullptr) {
     return false;
   }

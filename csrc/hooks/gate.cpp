@@ -99,7 +99,7 @@ PyObject* taught(const Gate* gate, const char* what, PyObject* argument, PyObjec
 
 // Returns false with a Python error set.
 bool note(const Gate* gate, PyObject* tensor, PyObject* packed, bool is_exempt) {
-  if (!observe_at_save(gate->parts[kSettings])) {
+  if (!observe_at_save(gate->parts[kSettings], tensor)) {
     return false;
   }
   const Reference node = is_exempt ? Reference(Py_None) : Reference::stolen(read(gate, kGradFn, tensor));

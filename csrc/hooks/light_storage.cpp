@@ -63,16 +63,6 @@ PyObject* whole_geometry(PyObject* self, void*) {
   return PyTuple_Pack(2, first.target_size.get(), first.target_strides.get());
 }
 
-// One more use of the bytes will come, or one fewer.
-PyObject* count_use(PyObject* self, PyObject* more) {
-  const long change = PyLong_AsLong(more);
-  if (change == -1 && PyErr_Occurred() != nullptr) {
-    return nullptr;
-  }
-  reinterpret_cast<LightSave*>(self)->storage->more_uses += change;
-  Py_RETURN_NONE;
-}
-
 // The recipe of a storage that was discarded; else None.
 PyObject* recipe(PyObject* self, void*) {
   PyObject* recipe = reinterpret_cast<LightSave*>(self)->storage->recipe.get();
@@ -132,7 +122,6 @@ void dealloc_source(PyObject* self) {
 
 PyMethodDef save_methods[] = {
     {"full", full, METH_NOARGS, nullptr},
-    {"count_use", count_use, METH_O, nullptr},
     {"restore", restore, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -2,6 +2,7 @@
 #include "hooks/mover.h"
 
 #include "hooks/mover_state.h"
+#include "hooks/weak_storage.h"
 
 namespace vdnn::hooks {
 namespace {
@@ -93,9 +94,10 @@ Reference held_storage(const LightStorage* storage) {
   if (source->others == nullptr) {
     return Reference(Py_None);
   }
-  const Reference weak = Reference::stolen(PyObject_GetAttrString(source->others, "cdata"));
-  Reference alive =
-      weak ? Reference::stolen(PyObject_CallOneArg(storage->mover->parts[kFromWeak], weak.get())) : Reference();
+  PyObject* number = number_of_weak(source->others);
+  Reference alive = number == nullptr
+                        ? Reference()
+                        : Reference::stolen(PyObject_CallOneArg(storage->mover->parts[kFromWeak], number));
   PyErr_Clear();
   return alive;
 }

@@ -28,7 +28,6 @@ enum MoverPart {
   kMove,           // (lifetime, is_reload): issues a move of a storage that was handed over
   kDiscard,        // (tensor, save, position): the recipe of a storage that is to be discarded; None if Python does it
   kRestore,        // (save): recomputes what was discarded, if nothing is wrong
-  kWeakly,         // refers to a storage weakly
   kExemptions,     // says in `was_paused` if any thread was ever paused
   kParameters,     // the native addresses of parameters
   kMarked,         // the native addresses of tensors that are marked

@@ -58,10 +58,6 @@ PyObject* note(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return has_count(count, 3) && note_saved(arguments[0], arguments[1], arguments[2]) ? Py_NewRef(Py_None) : nullptr;
 }
 
-PyObject* fact(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  return has_count(count, 3) && note_fact(arguments[0], arguments[1], arguments[2]) ? Py_NewRef(Py_None) : nullptr;
-}
-
 PyObject* noted_save(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   const Place place = has_count(count, 2) ? place_of(arguments[0], arguments[1]) : Place();
   if (!place.key) {
@@ -126,7 +122,6 @@ PyCFunction as_method(Function* function) {
 
 PyMethodDef functions[] = {
     {"note_saved", as_method(&note), METH_FASTCALL, nullptr},
-    {"note_fact", as_method(&fact), METH_FASTCALL, nullptr},
     {"noted_save", as_method(&noted_save), METH_FASTCALL, nullptr},
     {"current_form", current_form, METH_O, nullptr},
     {"save_in_slot", as_method(&save_in_slot), METH_FASTCALL, nullptr},
@@ -167,11 +162,6 @@ bool note_saved(PyObject* node, PyObject* output_nr, PyObject* packed) {
   const Reference reference = place.key ? Reference::stolen(PyWeakref_NewRef(holder, nullptr)) : Reference();
   const Reference note = reference ? Reference::stolen(PyTuple_Pack(2, reference.get(), version)) : Reference();
   return note && PyDict_SetItem(place.notes.get(), place.key.get(), note.get()) == 0;
-}
-
-bool note_fact(PyObject* node, PyObject* name, PyObject* value) {
-  const Place place = place_of(node, name);
-  return place.key && PyDict_SetItem(place.notes.get(), place.key.get(), value) == 0;
 }
 
 bool add_node_notes(PyObject* module) {

@@ -11,7 +11,6 @@
 #include "hooks/boundaries.h"
 #include "hooks/gate_state.h"
 #include "hooks/node_notes.h"
-#include "hooks/plain_norms.h"
 #include "hooks/torch_settings.h"
 
 namespace vdnn::hooks {
@@ -31,18 +30,16 @@ enum RunningPart {
 
 // The facts that are noted. vdnn/runtime/torch_internals/module_watch.py has the same numbers.
 constexpr unsigned char kSettings = 1;
-constexpr unsigned char kNorms = 4;
-constexpr unsigned char kAllFacts = 7;
+constexpr unsigned char kLeaves = 2;
+constexpr unsigned char kAllFacts = kSettings | kLeaves;
 
 using Needs = std::unordered_map<std::uintptr_t, unsigned char>;  // facts by module
 
 struct RunningModules final {
   PyObject_HEAD std::array<PyObject*, kRunningParts> parts;
   PyObject* of_thread;  // its attribute `stack` is this thread's list of running modules
-  PyObject* before;     // (module, facts): notes those that are Python's; null: nothing is noted
-  PyObject* behind;     // (module, output): a call ended whose norms Python watched
+  PyObject* before;     // (module): notes the versions of its leaves; null: nothing is noted
   PyObject* settings;   // see torch_settings.h
-  PyObject* norms;      // see plain_norms.h
   PyObject* gate;       // or null
   Needs* needs;
   char notes_everything;
@@ -185,65 +182,35 @@ long long cross(const RunningModules* running, PyObject* module, unsigned char f
 
 // Who notes facts. Held, because another thread may end that meanwhile.
 struct Noters final {
-  explicit Noters(const RunningModules* running)
-      : before(running->before), behind(running->behind), settings(running->settings), norms(running->norms) {}
+  explicit Noters(const RunningModules* running) : before(running->before), settings(running->settings) {}
   const Reference before;
-  const Reference behind;
   const Reference settings;
-  const Reference norms;
 };
 
 // Notes the facts of this module where a call of it begins. Returns false with a Python error set.
-bool note_ahead(const RunningModules* running, PyObject* module, PyObject* arguments) {
+bool note_ahead(const RunningModules* running, PyObject* module) {
   const Noters noters(running);
-  unsigned char facts = facts_ahead(running, module);
+  const unsigned char facts = facts_ahead(running, module);
   const long long node = cross(running, module, facts);
   if (node < 0 || ((facts & kSettings) != 0 && !observe_settings(noters.settings.get()))) {
     return false;
   }
-  facts &= static_cast<unsigned char>(~kSettings);
-  if ((facts & kNorms) != 0) {
-    const int is_noted = begin_norm(noters.norms.get(), module, arguments, node);
-    if (is_noted < 0) {
-      return false;
-    }
-    facts &= static_cast<unsigned char>(is_noted > 0 ? ~kNorms : kAllFacts);
-  }
-  if (facts == 0) {
-    return true;
-  }
-  const Reference given = Reference::stolen(PyLong_FromLong(facts));
-  return given && Reference::stolen(PyObject_CallFunctionObjArgs(noters.before.get(), module, given.get(), nullptr));
+  return (facts & kLeaves) == 0 || Reference::stolen(PyObject_CallOneArg(noters.before.get(), module));
 }
 
 // The same where the call ends, and `depth` modules still run.
-bool note_behind(const RunningModules* running, PyObject* module, PyObject* output, Py_ssize_t depth) {
+bool note_behind(const RunningModules* running, PyObject* module, Py_ssize_t depth) {
   const Noters noters(running);
   const unsigned char facts = facts_behind(running, module, depth);
   const long long node = cross(running, module, facts);
   if (node < 0) {
     return false;
   }
-  if (is_norm_running(module)) {
-    if (!end_norm(noters.norms.get(), module, output, node)) {
-      return false;
-    }
-  } else if ((facts & kNorms) != 0) {
-    if (!Reference::stolen(PyObject_CallFunctionObjArgs(noters.behind.get(), module, output, nullptr))) {
-      return false;
-    }
-  }
   return (facts & kSettings) == 0 || observe_settings(noters.settings.get());
 }
 
-PyObject* enter(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+PyObject* enter(PyObject* self, PyObject* module) {
   const RunningModules* running = running_of(self);
-  if (count != 2) {
-    PyErr_Format(PyExc_TypeError, "expected a module and its arguments, got %zd arguments", count);
-    return nullptr;
-  }
-  PyObject* module = arguments[0];
-  forget_norm();
   if (is_traced(running)) {
     Py_RETURN_NONE;
   }
@@ -258,7 +225,7 @@ PyObject* enter(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   if (PyList_Append(stack.get(), module) != 0 || !note_storages(running, module)) {
     return nullptr;
   }
-  if (running->before != nullptr && !note_ahead(running, module, arguments[1])) {
+  if (running->before != nullptr && !note_ahead(running, module)) {
     return nullptr;
   }
   Py_RETURN_NONE;
@@ -280,21 +247,16 @@ Py_ssize_t leave_stack(const RunningModules* running, PyObject* module) {
   return size;
 }
 
-PyObject* leave(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+PyObject* leave(PyObject* self, PyObject* module) {
   const RunningModules* running = running_of(self);
-  if (count != 2) {
-    PyErr_Format(PyExc_TypeError, "expected a module and its output, got %zd arguments", count);
-    return nullptr;
-  }
   if (is_traced(running)) {
     Py_RETURN_NONE;
   }
-  PyObject* module = arguments[0];
   const Py_ssize_t depth = leave_stack(running, module);
   if (depth < 0) {
     return nullptr;
   }
-  if (running->before != nullptr && !note_behind(running, module, arguments[1], depth)) {
+  if (running->before != nullptr && !note_behind(running, module, depth)) {
     return nullptr;
   }
   Py_RETURN_NONE;
@@ -307,12 +269,12 @@ PyObject* stack(PyObject* self, PyObject*) {
 // From now on facts are noted.
 PyObject* note(PyObject* self, PyObject* arguments) {
   RunningModules* running = running_of(self);
-  PyObject *before = nullptr, *behind = nullptr, *settings = nullptr, *norms = nullptr, *gate = nullptr;
-  if (!PyArg_ParseTuple(arguments, "OOOOO", &before, &behind, &settings, &norms, &gate)) {
+  PyObject *before = nullptr, *settings = nullptr, *gate = nullptr;
+  if (!PyArg_ParseTuple(arguments, "OOO", &before, &settings, &gate)) {
     return nullptr;
   }
-  if (!is_torch_settings(settings) || !is_plain_norms(norms)) {
-    PyErr_SetString(PyExc_TypeError, "expected settings of torch and plain norms");
+  if (!is_torch_settings(settings)) {
+    PyErr_SetString(PyExc_TypeError, "expected settings of torch");
     return nullptr;
   }
   if (gate != Py_None && Py_TYPE(gate) != gate_type()) {
@@ -320,16 +282,14 @@ PyObject* note(PyObject* self, PyObject* arguments) {
     return nullptr;
   }
   Py_XSETREF(running->gate, gate == Py_None ? nullptr : Py_NewRef(gate));
-  Py_XSETREF(running->norms, Py_NewRef(norms));
   Py_XSETREF(running->settings, Py_NewRef(settings));
-  Py_XSETREF(running->behind, Py_NewRef(behind));
   Py_XSETREF(running->before, Py_NewRef(before));
   Py_RETURN_NONE;
 }
 
 PyObject* note_nothing(PyObject* self, PyObject*) {
   RunningModules* running = running_of(self);
-  for (PyObject** part : {&running->before, &running->behind, &running->settings, &running->norms, &running->gate}) {
+  for (PyObject** part : {&running->before, &running->settings, &running->gate}) {
     Py_CLEAR(*part);
   }
   Py_RETURN_NONE;
@@ -341,7 +301,6 @@ PyObject* need(PyObject* self, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "Kb", &module, &facts)) {
     return nullptr;
   }
-  running_of(self)->needs_boundaries = 1;
   (*running_of(self)->needs)[static_cast<std::uintptr_t>(module)] |= facts;
   Py_RETURN_NONE;
 }
@@ -423,9 +382,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   }
   Py_VISIT(running->of_thread);
   Py_VISIT(running->before);
-  Py_VISIT(running->behind);
   Py_VISIT(running->settings);
-  Py_VISIT(running->norms);
   Py_VISIT(running->gate);
   return 0;
 }
@@ -451,8 +408,8 @@ void dealloc(PyObject* self) {
 }
 
 PyMethodDef methods[] = {
-    {"enter", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&enter)), METH_FASTCALL, nullptr},
-    {"leave", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&leave)), METH_FASTCALL, nullptr},
+    {"enter", enter, METH_O, nullptr},
+    {"leave", leave, METH_O, nullptr},
     {"stack", stack, METH_NOARGS, nullptr},
     {"note", note, METH_VARARGS, nullptr},
     {"note_nothing", note_nothing, METH_NOARGS, nullptr},

@@ -10,6 +10,7 @@
 
 #include "hooks/boundaries.h"
 #include "hooks/node_notes.h"
+#include "hooks/norm_calls.h"
 #include "hooks/script.h"
 
 namespace vdnn::hooks {
@@ -50,8 +51,10 @@ class Observations final {
   // Of the calling thread. Null with a Python error set. Python drops them with its state of the thread.
   static Observations* here(PyObject* settings);
 
-  // Returns false with a Python error set.
-  bool observe(TorchSettings* settings, bool at_save);
+  // Each returns false with a Python error set.
+  bool observe(TorchSettings* settings);
+  // The same at a save of this tensor. `in_python`: the innermost frame is the hook's.
+  bool observe_save(TorchSettings* settings, PyObject* tensor, bool in_python);
   // The settings under which the operation of this node ran, as a borrowed reference; null if they are not known.
   // `at_save`: only a save of the node itself counts.
   [[nodiscard]] PyObject* of(std::int64_t node, bool at_save) const;
@@ -65,6 +68,7 @@ class Observations final {
     return epochs_[static_cast<std::size_t>(number % kEpochs)];
   }
   [[nodiscard]] bool remembers(std::int64_t number) const { return number >= 0 && number > newest_ - kEpochs; }
+  bool observe_at(TorchSettings* settings, std::int64_t now);
   void note_save(std::int64_t node);
 
   Reference settings_;  // of the newest epoch; null before the first
@@ -183,18 +187,40 @@ Observations* Observations::here(PyObject* settings) {
   return PyDict_SetItem(of_thread, settings, capsule.get()) == 0 ? found : nullptr;
 }
 
-bool Observations::observe(TorchSettings* settings, bool at_save) {
+// The number of the next node on this thread. Returns false with a Python error set.
+bool next_node(const TorchSettings* settings, std::int64_t& node) {
   const Reference boxed = Reference::stolen(PyObject_CallNoArgs(settings->node_number));
+  return number_of(boxed.get(), node);
+}
+
+bool Observations::observe(TorchSettings* settings) {
   std::int64_t now = 0;
-  if (!number_of(boxed.get(), now)) {
+  return next_node(settings, now) && observe_at(settings, now);
+}
+
+bool Observations::observe_save(TorchSettings* settings, PyObject* tensor, bool in_python) {
+  std::int64_t now = 0;
+  if (!next_node(settings, now)) {
     return false;
   }
-  if (at_save) {
-    if (now == saved_at_ && now == last_) {
-      return true;  // another save of the same node, whose operation still runs
-    }
-    saved_at_ = now;
+  const bool is_known = now == saved_at_ && now == last_;  // another save of the same node, whose operation still runs
+  if (now != 0 && !note_norm_save(now - 1, tensor, !is_known, in_python)) {
+    return false;
   }
+  if (is_known) {
+    return true;
+  }
+  saved_at_ = now;
+  if (!observe_at(settings, now)) {
+    return false;
+  }
+  if (now != 0) {
+    note_save(now - 1);
+  }
+  return true;
+}
+
+bool Observations::observe_at(TorchSettings* settings, std::int64_t now) {
   Reference found = read(settings);
   if (!found) {
     return false;
@@ -215,9 +241,6 @@ bool Observations::observe(TorchSettings* settings, bool at_save) {
   }
   last_ = now;
   Boundaries::here().read(now);
-  if (at_save && now != 0) {
-    note_save(now - 1);
-  }
   return true;
 }
 
@@ -270,8 +293,9 @@ PyObject* read_now(PyObject* self, PyObject*) {
 PyObject* observe_now(PyObject* self, PyObject*) {
   return observe_settings(self) ? Py_NewRef(Py_None) : nullptr;
 }
-PyObject* observe_save(PyObject* self, PyObject*) {
-  return observe_at_save(self) ? Py_NewRef(Py_None) : nullptr;
+PyObject* observe_save(PyObject* self, PyObject* tensor) {
+  Observations* here = Observations::here(self);
+  return here != nullptr && here->observe_save(settings_of(self), tensor, true) ? Py_NewRef(Py_None) : nullptr;
 }
 PyObject* of_node(PyObject* self, PyObject* node) {
   return settings_under(self, node, false);
@@ -360,7 +384,7 @@ void dealloc(PyObject* self) {
 PyMethodDef methods[] = {
     {"read", read_now, METH_NOARGS, nullptr},
     {"observe", observe_now, METH_NOARGS, nullptr},
-    {"observe_at_save", observe_save, METH_NOARGS, nullptr},
+    {"observe_at_save", observe_save, METH_O, nullptr},
     {"of", of_node, METH_O, nullptr},
     {"at_save_of", of_saving_node, METH_O, nullptr},
     {"were_observed_at_save", were_observed_at_save, METH_O, nullptr},
@@ -389,14 +413,14 @@ bool is_torch_settings(PyObject* object) {
   return Py_TYPE(object) == settings_type;
 }
 
-bool observe_at_save(PyObject* settings) {
+bool observe_at_save(PyObject* settings, PyObject* tensor) {
   Observations* here = Observations::here(settings);
-  return here != nullptr && here->observe(settings_of(settings), true);
+  return here != nullptr && here->observe_save(settings_of(settings), tensor, false);
 }
 
 bool observe_settings(PyObject* settings) {
   Observations* here = Observations::here(settings);
-  return here != nullptr && here->observe(settings_of(settings), false);
+  return here != nullptr && here->observe(settings_of(settings));
 }
 
 bool add_torch_settings(PyObject* module) {

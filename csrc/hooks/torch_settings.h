@@ -14,9 +14,9 @@ namespace vdnn::hooks {
 
 [[nodiscard]] bool is_torch_settings(PyObject* object);
 
-// Reads the settings in a pack hook, whose node is the last that was created on this thread. Returns false with a
-// Python error set.
-bool observe_at_save(PyObject* settings);
+// Reads the settings in the native hook at a save of this tensor, whose node is the last that was created on this
+// thread, and the call of a norm (norm_calls.h). Returns false with a Python error set.
+bool observe_at_save(PyObject* settings, PyObject* tensor);
 
 // Reads the settings at another place. Returns false with a Python error set.
 bool observe_settings(PyObject* settings);

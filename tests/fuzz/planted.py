@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from vdnn._C import note_fact
-from vdnn.runtime.recompute import norm_calls, proofs, recipe
+from vdnn._C import fact_of_norm
+from vdnn.runtime.recompute import compiled_search, node_notes, proofs, recipe
 from vdnn.runtime.recompute.backend_flags import backend_flags
 from vdnn.runtime.recompute.codecs import Bits
-from vdnn.runtime.recompute.node_notes import EPS, NO_BIAS
+from vdnn.runtime.recompute.node_notes import EPS
 from vdnn.runtime.recompute.proofs import Outcome, Proofs, Recent
 from vdnn.runtime.recompute.snapshots import Snapshots
 from vdnn.runtime.recompute.surroundings import run_under
@@ -20,7 +20,6 @@ from vdnn.runtime.session import function_transforms, hooks
 from vdnn.runtime.session.hooks import Packer
 from vdnn.runtime.session.missing import Missing
 from vdnn.runtime.session.saves import Saves
-from vdnn.runtime.session.session_recipes import SessionRecipes
 from vdnn.runtime.steps.ends import StepEnds
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.packed_view import PackedView
@@ -39,31 +38,21 @@ from vdnn.runtime.training_state.parameters.writes import Writes
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
-_NORMS = (torch.nn.modules.batchnorm._NormBase, torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.RMSNorm)
-
 
 def nothing(*arguments: Any, **named: Any) -> None:
     """Replaces a function that fixes something."""
 
 
-def facts_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1: takes eps and bias from the module's attributes."""
-    leave = SessionRecipes.after_module
+def eps_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1: takes the eps of torch's modules for that of a call."""
 
-    def after_module(self: SessionRecipes, module: torch.nn.Module, output: object) -> None:
-        leave(self, module, output)
-        node: Any = output.grad_fn if isinstance(output, torch.Tensor) else None
-        for _ in range(3 if isinstance(module, _NORMS) else 0):
-            if node is None:
-                return
-            if node.name() in norm_calls._NORM_NODES:
-                note_fact(node, EPS, module.eps)
-                note_fact(node, NO_BIAS, getattr(module, "bias", None) is None)
-                return
-            node = node.next_functions[0][0] if node.next_functions else None
+    def default(node: Any, name: str, otherwise: Any) -> Any:
+        found = fact_of_norm(node, name, otherwise)
+        return 1e-5 if name == EPS and found is not otherwise else found
 
-    monkeypatch.setattr(norm_calls, "_note", nothing)
-    monkeypatch.setattr(SessionRecipes, "after_module", after_module)
+    monkeypatch.setattr(node_notes, "fact_of_norm", default)
+    monkeypatch.setitem(compiled_search._READS, "FACT_OF", default)
+    monkeypatch.setattr(compiled_search, "_compiled", {})
 
 
 def counters_apart(monkeypatch: pytest.MonkeyPatch) -> None:

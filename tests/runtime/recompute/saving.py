@@ -16,7 +16,6 @@ import torch
 
 from vdnn.errors import VdnnError
 from vdnn.runtime.recompute import (
-    NormWatch,
     Recipe,
     UnknownLayoutError,
     find_recipe,
@@ -60,33 +59,24 @@ class Saving:
     def __enter__(self) -> Saving:
         observe_flags()
         module_hooks = torch.nn.modules.module
-        norms = NormWatch()
 
         def before(module: torch.nn.Module, args: object) -> None:
             observe_parameters(module)
-            norms.enter(module)
             observe_flags()
 
-        def behind(module: torch.nn.Module, args: object, output: object) -> None:
-            norms.leave(module)
-
-        self._handles = [
-            module_hooks.register_module_forward_pre_hook(before),
-            module_hooks.register_module_forward_hook(behind, always_call=True),
-        ]
+        self._handle = module_hooks.register_module_forward_pre_hook(before)
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
         self._hooks.__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self._hooks.__exit__(*exception)
-        for handle in self._handles:
-            handle.remove()
+        self._handle.remove()
         self.without_history.clear()
 
     def pack(self, tensor: torch.Tensor) -> Any:
         self.saves += 1
-        observe_flags_at_save()
+        observe_flags_at_save(tensor)
         if tensor.is_leaf and tensor.requires_grad:
             observe(tensor)
             return tensor, tensor._version

@@ -58,7 +58,7 @@ ENDS: dict[str, Callable[[Tensor], Tensor]] = {
     "a norm whose bias has no gradient": lambda x: functional.batch_norm(
         x.neg(), None, None, torch.ones(8, requires_grad=True), torch.ones(8), True
     ),
-    "a norm without a module that knows eps": lambda x: functional.layer_norm(x.neg(), (6,)),
+    "a norm whose eps no frame has": lambda x: torch.layer_norm(x.neg(), (6,)),
     "a convolution whose bias has no gradient": lambda x: functional.conv2d(
         x.neg(), torch.ones(2, 8, 1, 1, requires_grad=True), torch.ones(2)
     ),

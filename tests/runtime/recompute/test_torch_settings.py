@@ -99,7 +99,10 @@ class _Observed:
 
     def read(self, next_node: int, value: int, *, at_save: bool = False) -> None:
         self.next, self.value = next_node, value
-        (self.settings.observe_at_save if at_save else self.settings.observe)()
+        if at_save:
+            self.settings.observe_at_save(torch.empty(0))
+        else:
+            self.settings.observe()
 
     def of(self, number: int) -> object:
         found = self.settings.of(_Node(number))

@@ -75,14 +75,14 @@ def test_a_settled_step_notes_facts_around_the_modules_of_its_recipes_alone() ->
         assert session.counters.recomputes > before
         assert settling_of(session).is_expected
         noted = noted_in(session)
-        assert {id(program.sum), id(program.norm), id(program.down)} <= noted
+        assert {id(program.sum), id(program.down)} <= noted
         assert not noted & {id(one) for one in program.bystanders}
 
 
 def test_a_settled_step_without_recomputes_notes_no_facts() -> None:
     with settled_session(OFFLOADS_ALL) as (_, network), python_calls() as called:
         network.step()
-    assert "before_module" not in called
+    assert "observe_parameters" not in called
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from tests.runtime.rigs.settled_steps import settling_of
 from tests.runtime.steps.test_settled_recomputes import events_of, settled_program
 from vdnn._C import LightSave
 from vdnn.errors import VdnnError
+from vdnn.runtime.recompute import Recipe
 from vdnn.runtime.recompute.table import operation_of
 from vdnn.runtime.session.light_storages import LightStorages
 from vdnn.runtime.session.session import Session
@@ -206,9 +207,9 @@ def test_an_interrupt_in_a_recompute_or_a_search_leaves_the_next_steps_right() -
     with settled(program) as (session, _):
         settled_hooks = session._engine.packer._settled
         assert settled_hooks is not None
-        for name in ("_recipe_for", "_restore_light"):
+        for place in ((settled_hooks._saves.recipes, "proven"), (Recipe, "recompute")):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(settled_hooks._light, name, interrupted)
+                patch.setattr(*place, interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     program.step()
             session.step()

@@ -223,12 +223,13 @@ def test_steps_that_need_the_calls_every_other_time_end_the_rests() -> None:
     [
         ("tanh", True),  # torch's settings are read where the tanh saves
         ("tanh <- add <- mul", False),  # an addition saves nothing: they are read at the calls next to it
-        ("layer_norm", False),  # its eps is read from the call
+        ("layer_norm", True),  # its eps is read from the frame of its call, at a save
+        ("tanh <- addmm", True),  # the version of the bias is noted at the first save of the step
     ],
 )
 def test_a_plan_that_recomputes_rests_if_no_fact_is_noted_at_calls(operation: str, rests: bool) -> None:
     model = Model()
-    if operation != "layer_norm":
+    if operation not in ("layer_norm", "tanh <- addmm"):
         for block in model.blocks:
             block.norm = block.linear = nn.Identity()
         model.plain = gradients(model)

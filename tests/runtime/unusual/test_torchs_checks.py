@@ -49,25 +49,16 @@ ON_A_MACHINE: dict[str, dict[str, Any]] = {
 }
 
 
-# Recipes need the arguments of a norm, which only a function mode sees: it is there while the forward of a norm runs,
-# also of a norm that the program wrote (vdnn/runtime/recompute/norm_calls.py). Nothing else of a session is a mode.
-KNOWN = frozenset(
-    f"{check} in the forward of a {norm}"
-    for check in ("function modes", "has_torch_function of a tensor", "has_torch_function of a parameter")
-    for norm in ("norm of the program", "subclass of torch's norm")
-)
-
-
 @pytest.mark.parametrize("options", ON_SIM.values(), ids=ON_SIM)
 def test_torchs_checks_see_no_session(options: dict[str, Any]) -> None:
     found = differences(lambda _: _over_sim(**options), STEPS, lambda _: contextlib.nullcontext())
-    assert found == (KNOWN if options.get("policy") == "recompute-all" else set())
+    assert found == set()
 
 
 @pytest.mark.parametrize("options", ON_A_MACHINE.values(), ids=ON_A_MACHINE)
 def test_torchs_checks_see_no_planned_session(options: dict[str, Any]) -> None:
     found = differences(lambda _: _on_a_machine(**options), STEPS, lambda _: _on_a_machine())
-    assert found == (KNOWN if options.get("recompute", True) else set())
+    assert found == set()
 
 
 @pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)

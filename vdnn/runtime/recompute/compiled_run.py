@@ -20,7 +20,6 @@ from vdnn.errors import OperandModifiedError, VdnnError
 from vdnn.runtime.recompute.given import Constant, Given, Leaf, Unpack
 from vdnn.runtime.recompute.layouts import UnknownLayoutError, has_original_strides, may_change_strides, reads_layout
 from vdnn.runtime.recompute.operation import Call, Operation, Step
-from vdnn.runtime.storage.kept import kept_tensor
 from vdnn.runtime.storage.packed_view import PackedView
 
 Fetch = Callable[[Sequence[Given], Unpack, str], list[Any]]  # what is given, the unpack hook, the name of the recipe
@@ -69,7 +68,7 @@ def _compiled_fetch(kinds: tuple[type, ...]) -> Fetch:
     for name, kind in zip(names, kinds, strict=True):
         lines += _fetching(name, kind)
     lines.append(f"return [{', '.join(names)}]")
-    constants = {"VIEW": PackedView, "IN_MEMORY": _leaf_in_memory, "KEPT": kept_tensor, "MODIFIED": _modified}
+    constants = {"VIEW": PackedView, "IN_MEMORY": _leaf_in_memory, "MODIFIED": _modified}
     made: Fetch = _compile("fetch", "given, unpack, name", lines, constants)
     return made
 
@@ -88,7 +87,7 @@ def _fetching(name: str, kind: type) -> list[str]:
             f"    {name} = unpack({name})",
         ]
     modified = f"if {name}[0]._version != {name}[1]: MODIFIED({name}[0], {name}[1], name)"
-    return [modified, f"{name} = IN_MEMORY({name}, name)" if issubclass(kind, Leaf) else f"{name} = KEPT({name})"]
+    return [modified, f"{name} = IN_MEMORY({name}, name)" if issubclass(kind, Leaf) else f"{name} = {name}[0]"]
 
 
 def _modified(tensor: torch.Tensor, version: int, name: str) -> NoReturn:

@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from vdnn._C import KeptSave, LightSave, noted_save, save_in_slot
+from vdnn._C import KeptSave, LightSave, fact_of_norm, noted_save, save_in_slot
 from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, flags_of, flags_of_saving, times_convolutions
+from vdnn.runtime.recompute.compiled_run import fetch_for
 from vdnn.runtime.recompute.finder import (
     LEAF,
     Available,
@@ -44,7 +45,7 @@ from vdnn.runtime.recompute.finder import (
     writes_shown,
 )
 from vdnn.runtime.recompute.given import Constant, Given, Leaf, Unpack, tensor_read
-from vdnn.runtime.recompute.node_notes import Packed, key_of_note
+from vdnn.runtime.recompute.node_notes import UNKNOWN, Packed
 from vdnn.runtime.recompute.operation import Call, Node, Operation
 from vdnn.runtime.recompute.recipe import Recipe, Template
 from vdnn.runtime.recompute.saved_values import may_save_output, number_in, saved_output, signed
@@ -321,9 +322,8 @@ class Trace(Search):
         if facts is not None:
             for one, value in zip(names, facts, strict=True):
                 name = self._name(node)
-                key = self._constant(key_of_note(one))
-                read = self._last[f"{name} {one}"] = self._read("s", f"{name}.metadata.get({key}, MISSING)")
-                self._refuse_if(f"{read} is MISSING")
+                read = self._last[f"{name} {one}"] = self._read("s", f"FACT_OF({name}, {one!r}, UNKNOWN)")
+                self._refuse_if(f"{read} is UNKNOWN")
                 self._add_to_key(read, value)
         return facts
 
@@ -448,9 +448,9 @@ class Trace(Search):
         self._line(f"T = TEMPLATES({key})")
         self._line(f"if T is None or (T.flags is not {flags} and T.flags != {flags}):")
         self._line(f"    T = MAKE({key}, (t.dtype, t.size(), t.stride()), {flags}, {made_of}, {made})")
-        self._line(
-            f"return RECIPE(T, {views}, {made}, {_tuple([f'{name}._sequence_nr()' for name in self._seen])}, {light})"
-        )
+        nodes = _tuple([f"{name}._sequence_nr()" for name in self._seen])
+        fetch = self._constant(fetch_for(recipe.given))
+        self._line(f"return RECIPE(T, {views}, {made}, {nodes}, {light}, {fetch})")
         templates = _Templates(recipe.template)
         self.constants |= {"TEMPLATES": templates.by_key.get, "MAKE": templates.make}
         writes = f"t._version and t._version > WRITES_SHOWN(n0, {self._constant(self._first)})"
@@ -480,7 +480,8 @@ _READS: dict[str, Any] = {
     "LIGHT": LightSave,
     "RECIPE": Recipe,
     "CONSTANT": Constant,
-    "MISSING": object(),
+    "FACT_OF": fact_of_norm,
+    "UNKNOWN": UNKNOWN,
     "REPR": repr,
     "OPERATION_OF": operation_of,
     "FLAGS_OF": flags_of,

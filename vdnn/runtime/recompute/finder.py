@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vdnn._C import KeptSave, LightSave, noted_save
+from vdnn._C import KeptSave, LightSave, UsableSaves, noted_save
 from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, flags_of, flags_of_saving, times_convolutions
 from vdnn.runtime.recompute.compiled_run import run_for
 from vdnn.runtime.recompute.given import Constant, Given, Leaf, Unpack, geometry_of, tensor_read
@@ -29,7 +29,7 @@ from vdnn.runtime.recompute.shapeless import shapeless_signature
 from vdnn.runtime.recompute.table import indices_of, operation_of
 from vdnn.runtime.storage.facts import Geometry
 from vdnn.runtime.storage.packed_view import PackedView
-from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage
+from vdnn.runtime.torch_internals.tensor_kinds import CLASSES_WITH_DATA, has_plain_storage
 
 LEAF = "torch::autograd::AccumulateGrad"
 _OWNER_DISTANCE = 4  # nodes between a later save and the node that made a save without a grad_fn
@@ -276,10 +276,11 @@ class Search:
         return packed if packed is not None and is_usable(packed, self.avoided) else None
 
 
-def is_usable(packed: Packed, avoided: int) -> bool:
+def is_usable_save(packed: Packed, avoided: int) -> bool:
     """True if a recipe can read the save: it is not stale, and not in the storage that is to be recomputed.
 
-    `avoided` is the native address of that storage."""
+    `avoided` is the native address of that storage. Of plain tensors and light saves `is_usable` tells the same without
+    Python."""
     if isinstance(packed, PackedView):
         managed = packed.managed
         return managed.witness._version == managed.version and managed.native_address != avoided
@@ -289,6 +290,23 @@ def is_usable(packed: Packed, avoided: int) -> bool:
         return False
     tensor, version = tensor_read(packed)
     return tensor._version == version and has_plain_storage(tensor) and tensor.untyped_storage()._cdata != avoided
+
+
+_Base = torch._C.TensorBase
+is_usable: Callable[[Packed, int], bool] = UsableSaves(
+    CLASSES_WITH_DATA,
+    torch.strided,
+    _Base._version,
+    _Base.layout,
+    _Base.is_quantized,
+    _Base.is_nested,
+    _Base.is_meta,
+    _Base._is_zerotensor,
+    torch._is_functional_tensor,
+    torch._C._functorch.is_functorch_wrapped_tensor,
+    _Base.untyped_storage,
+    is_usable_save,
+).test
 
 
 def leaf_read(leaf: torch.Tensor, reader: Node) -> Leaf | None:

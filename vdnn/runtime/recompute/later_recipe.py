@@ -20,7 +20,7 @@ from vdnn.runtime.storage.packed_view import PackedView
 def later(recipe: Recipe) -> Callable[[], Recipe | None]:
     """Return a function that gives the same recipe, or None if one of its operands has been freed by then."""
     later_operands = [_operand_later(given) for given in recipe.given]
-    rest = replace(recipe, operands=(), given=(), light_operands=())
+    rest = replace(recipe, operands=(), given=(), light_operands=(), fetch=None)
 
     def made() -> Recipe | None:
         given = tuple(one for operand in later_operands if (one := operand()) is not None)

@@ -120,8 +120,7 @@ def version_read(leaf: torch.Tensor, node: Node) -> int | None:
     return known.version if known.sequence_nr <= node._sequence_nr() else None
 
 
-def reader_of(leaf: torch.Tensor) -> int | None:
-    """The id of the module at whose call this thread noted the version of `leaf`, if that is known."""
+def reader_of(leaf: torch.Tensor) -> torch.nn.Module | None:
+    """The module at whose call this thread noted the version of `leaf`, if that is known."""
     known = _notes.get((threading.get_ident(), id(leaf)))
-    module = None if known is None or known.module is None else known.module()
-    return None if module is None else id(module)
+    return None if known is None or known.module is None else known.module()

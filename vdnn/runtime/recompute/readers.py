@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from vdnn._C import KeptSave, LightSave, Mover, current_form
+from vdnn._C import CountedRecipe, KeptSave, LightSave, Mover, current_form
 from vdnn.runtime.recompute.given import Constant, Leaf
-from vdnn.runtime.storage.discarded import CountedRecipe
 from vdnn.runtime.storage.kept import KeptTensor
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView

@@ -21,7 +21,7 @@ import torch
 from vdnn._C import KeptSave, LightSave
 from vdnn.errors import VdnnError
 from vdnn.runtime.recompute.backend_flags import Flags
-from vdnn.runtime.recompute.compiled_run import Run, fetch_for
+from vdnn.runtime.recompute.compiled_run import Fetch, Run, fetch_for
 from vdnn.runtime.recompute.given import Given, Unpack
 from vdnn.runtime.recompute.operation import Cost, Step
 from vdnn.runtime.recompute.surroundings import run_under
@@ -71,7 +71,7 @@ class Template:
 class Recipe:
     """Made by find_recipe, and never changed. `operands` are the managed saves among what is `given`, in the order in
     which they are unpacked, and `light_operands` those that the native gate moves. `nodes`: the sequence numbers of the
-    nodes whose operations may run again."""
+    nodes whose operations may run again. `fetch` fetches what is given, if that is known."""
 
     is_exact: ClassVar[bool] = True
     is_exact_in_bytes: ClassVar[bool] = True
@@ -80,6 +80,7 @@ class Recipe:
     given: tuple[Given, ...]
     nodes: tuple[int, ...]
     light_operands: tuple[LightSave, ...]
+    fetch: Fetch | None = None
 
     @property
     def name(self) -> str:
@@ -138,7 +139,7 @@ class Recipe:
         UnknownLayoutError.
         """
         template, given = self.template, self.given
-        values = fetch_for(given)(given, unpack, template.name)
+        values = (self.fetch or fetch_for(given))(given, unpack, template.name)
         made = run_under(template.flags, template.run, values, template.steps, template.name)
         return _with_geometry(made, template.geometry)
 

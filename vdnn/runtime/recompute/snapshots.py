@@ -33,7 +33,7 @@ class Snapshots:
 
     def of(self, recipe: Recipe) -> Recipe:
         """The recipe, with copies in place of operands that are not managed."""
-        return replace(recipe, given=tuple(self._copied(given) for given in recipe.given))
+        return replace(recipe, given=tuple(self._copied(given) for given in recipe.given), fetch=None)
 
     def _copied(self, given: Given) -> Given:
         if isinstance(given, (PackedView, Constant, KeptSave, LightSave)):

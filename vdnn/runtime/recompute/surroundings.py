@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vdnn._C import PlainRun
-from vdnn.runtime.recompute.backend_flags import Flags, changes_to
+from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, changes_to
 
 _C: Any = torch._C
 _without_modes: Callable[..., torch.Tensor] = PlainRun(
@@ -29,9 +29,10 @@ _without_modes: Callable[..., torch.Tensor] = PlainRun(
 
 def run_under(flags: Flags, run: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
     """`run(*arguments)` without graph (and so without saves), autocast, and function modes, under `flags`."""
-    make, back = changes_to(flags)
-    if not make:
+    present = backend_flags()
+    if present is flags or present == flags:
         return _without_modes(run, *arguments)
+    make, back = changes_to(flags)
     try:
         try:
             for change in make:

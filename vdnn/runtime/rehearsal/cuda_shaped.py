@@ -19,13 +19,12 @@ recording of tensors contains.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from vdnn.runtime.recompute.norm_calls import remove_stale_mode
 from vdnn.runtime.rehearsal.fused_attention import attend
 from vdnn.runtime.rehearsal.norm_statistics import NormStatistics
 
@@ -36,16 +35,10 @@ class CudaShaped(TorchFunctionMode):
     """Translates the operations of the table while it is entered, on the entering thread, to those of a card that
     `is_ampere` or newer."""
 
-    passes_norms_on: ClassVar[bool] = True  # see recompute/norm_calls.py
-
     def __init__(self, *, is_ampere: bool = True, statistics: NormStatistics | None = None) -> None:
         super().__init__()
         self._is_ampere = is_ampere
         self._statistics = statistics
-
-    def __exit__(self, *exception: Any) -> None:
-        remove_stale_mode()
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

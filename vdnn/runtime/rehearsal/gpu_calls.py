@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -22,7 +22,6 @@ from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 from torch.overrides import TorchFunctionMode
 
-from vdnn.runtime.recompute.norm_calls import remove_stale_mode
 from vdnn.runtime.rehearsal.cuda_autocast import CudaAutocast
 
 _HERE = "cpu"
@@ -34,15 +33,9 @@ _QUIET = ("synchronize", "set_device", "reset_peak_memory_stats", "reset_max_mem
 class OnTheCard(TorchFunctionMode):
     """Replaces a GPU among the arguments of any function of torch by the device of the rehearsal."""
 
-    passes_norms_on: ClassVar[bool] = True  # see recompute/norm_calls.py
-
     def __init__(self, array_of: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
         self._array_of = array_of
-
-    def __exit__(self, *exception: Any) -> None:
-        remove_stale_mode()
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -130,7 +130,7 @@ class Packer:
         if storage.nbytes() < self._min_bytes or not nbytes:
             return self._keep(tensor, Kept.SMALL, nbytes)
         if saves.recipes is not None:
-            observe_flags_at_save()
+            observe_flags_at_save(tensor)
         node = tensor.grad_fn  # read once: each read makes a Python object
         reason = saves.exemptions.always(tensor, storage, node)
         if reason is not None:

@@ -14,10 +14,8 @@ from collections.abc import Callable
 
 import torch
 from torch.autograd import profiler
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from vdnn import _C
-from vdnn.errors import VdnnError
 from vdnn.runtime.recompute.readers import overwrites
 from vdnn.runtime.session.saves import Saves
 from vdnn.runtime.steps.script_sizes import EventLater, event_of
@@ -25,7 +23,6 @@ from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import Event
 from vdnn.runtime.steps.steps import StepWatch
 from vdnn.runtime.storage.counters import Counters
-from vdnn.runtime.storage.discarded import CountedRecipe
 from vdnn.runtime.storage.facts import Geometry, StorageFacts, label_of
 from vdnn.runtime.storage.holders import HeldStorage
 from vdnn.runtime.storage.managed_storage import ManagedStorage
@@ -38,14 +35,13 @@ from vdnn.runtime.torch_internals.cuda_graphs import may_run_as_graphs
 from vdnn.runtime.torch_internals.tensor_kinds import is_traced, num_dispatch_modes, transform_level
 from vdnn.runtime.torch_internals.version_counter import set_versions
 
-_set_grad_mode = torch._C._set_grad_enabled
 _Base = torch._C.TensorBase
 # The counters to which the mover adds, in the order of Counts in csrc/hooks/mover.h.
 _COUNTED = (
     *("storages", "storage_bytes", "shared_saves", "uses", "demand_reloads", "prefetched_reloads", "reloaded_bytes"),
     *("freed_bytes", "used_in_place", "used_recomputed", "discarded", "discarded_bytes", "recomputes"),
 )
-RecipeFor = Callable[[Followed, torch.Tensor, _C.LightSave, int], CountedRecipe | None]
+RecipeFor = Callable[[torch.Tensor, _C.LightSave, int], _C.CountedRecipe | None]
 _Reload = tuple[torch.Tensor, _C.Reload, bool, int]  # the tensor, its copy, if a use has waited for it, unused views
 
 
@@ -55,11 +51,11 @@ class LightStorages:
     def __init__(
         self, saves: Saves, watch: StepWatch, recipe_for: RecipeFor, restore: Callable[[_C.LightSave], None]
     ) -> None:
-        """`recipe_for` finds the recipe of a save that is discarded, and `restore` follows it."""
+        """`recipe_for` finds the recipe of a save that is about to be discarded, at an event of the script, and
+        `restore` follows it."""
         self._saves = saves
         self._watch = watch
-        self._recipe_for, self._restore_light = recipe_for, restore
-        self._followed: Followed | None = None  # the step that the mover serves
+        self.followed: Followed | None = None  # the step that the mover serves
         self.mover = _C.Mover(
             saves.lock.acquire,
             saves.lock.release,
@@ -67,9 +63,8 @@ class LightStorages:
             self._make_source,
             self._held,
             self._move,
-            self._discard,
-            self._restore,
-            StorageWeakRef,
+            recipe_for,
+            restore,
             saves.exemptions,
             saves.exemptions.parameters.addresses,
             saves.exemptions.marked.addresses,
@@ -108,7 +103,7 @@ class LightStorages:
     def cut(self) -> None:
         """There are no light storages, and there will be none."""
         self._saves.readers.mover = None
-        del self.mover, self._recipe_for, self._restore_light
+        del self.mover
 
     # Called when the gate opens and closes.
 
@@ -120,7 +115,7 @@ class LightStorages:
         stream, (probe, expected) = transport.current_stream(), transport.stream_probe()
         if len(transport.streams) > 1:
             return
-        self._followed = followed
+        self.followed = followed
         self.mover.begin(
             followed.script.native,
             transport.queue,
@@ -137,39 +132,17 @@ class LightStorages:
     def end(self, counters: Counters) -> None:
         """The gate has closed. Hands over what is alive, and counts what the mover did."""
         counted = self.mover.end()
-        self._followed = None
+        self.followed = None
         for name, count in zip(_COUNTED, counted, strict=True):
             if count:
                 setattr(counters, name, getattr(counters, name) + count)
 
     # Called by the mover.
 
-    def _discard(self, tensor: torch.Tensor, save: _C.LightSave, index: int) -> CountedRecipe | None:
-        """The recipe of a storage that the mover is about to discard, at this event of the script."""
-        followed = self._followed
-        if followed is None or self._saves.in_forked_child:
-            return None
-        try:
-            return self._recipe_for(followed, tensor, save, index)
-        except BaseException:
-            _set_grad_mode(True)  # see [Note: Interrupted] in hooks.py
-            raise
-
-    def _restore(self, save: _C.LightSave) -> None:
-        """Recomputes what the mover is about to return. If that fails, Python's hook tries again, and raises."""
-        has_grad_mode = torch.is_grad_enabled()
-        try:
-            if not self._saves.in_forked_child:
-                self._restore_light(save)
-        except VdnnError:
-            return
-        finally:
-            _set_grad_mode(has_grad_mode)
-
     def _hand_over(
         self,
         first: Event | EventLater,
-        stored: torch.UntypedStorage | StorageWeakRef | None,
+        stored: torch.UntypedStorage | _C.WeakStorage | None,
         address: int,
         stream: _C.Stream,
         witness: torch.Tensor,
@@ -177,7 +150,7 @@ class LightStorages:
         copy: _C.HostCopy | None,
         reload: _Reload | None,
         saves: list[tuple[Event | EventLater, int]],
-        discarded: tuple[CountedRecipe, torch.Tensor | None, int] | None,
+        discarded: tuple[_C.CountedRecipe, torch.Tensor | None, int] | None,
         more_uses: int,
     ) -> tuple[list[PackedView], Source]:
         """Makes the managed storage, and a packed view for each save: an event, and its offset in elements. `stored` is
@@ -187,8 +160,8 @@ class LightStorages:
         if transport is None:
             raise RuntimeError("expected the transport of a light storage, got none")
         facts = self._facts(event, address, stream)
-        others = stored if isinstance(stored, StorageWeakRef) else None
-        managed = ManagedStorage(transport, None if isinstance(stored, StorageWeakRef) else stored, facts, witness)
+        others = stored if isinstance(stored, _C.WeakStorage) else None
+        managed = ManagedStorage(transport, None if isinstance(stored, _C.WeakStorage) else stored, facts, witness)
         managed.source.others = others
         if discarded is None:
             resumed = None if reload is None else _resumed(transport, stream, facts, *reload)
@@ -218,7 +191,7 @@ class LightStorages:
 
     def _follow(self, managed: ManagedStorage, event: Event) -> None:
         """From now on the step follows it in Python."""
-        followed = self._followed
+        followed = self.followed
         if followed is None or event.planned is None:
             return
         followed.step.begin_planned(managed, event.lifetime, event.planned)
@@ -228,7 +201,7 @@ class LightStorages:
         if managed.reloaded is not None and managed.watched is not None:
             followed.step.reloaded(managed.watched, managed.reloaded.copy)
 
-    def _held(self, first: Event | EventLater, storage: torch.UntypedStorage) -> StorageWeakRef:
+    def _held(self, first: Event | EventLater, storage: torch.UntypedStorage) -> _C.WeakStorage:
         """A storage is released, and others hold it."""
         transport, counters, event = self._watch.transport, self._saves.counters, event_of(first)
         if transport is None or event.key is None or event.dtype is None:
@@ -236,7 +209,7 @@ class LightStorages:
         counters.copied_not_freed_bytes += event.storage_bytes
         label = label_of(event.dtype, event.key.size, event.saved_in)
         transport.held.append(HeldStorage(weakref.ref(storage), event.storage_bytes, label))
-        return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        return _C.WeakStorage(storage)
 
     def _make_source(
         self, first: Event | EventLater, storage: torch.UntypedStorage, address: int, stream: _C.Stream
@@ -249,7 +222,7 @@ class LightStorages:
 
     def _move(self, first: Event | EventLater, is_reload: bool) -> None:
         """Issues a move that the mover could not: of the lifetime of this first save, which was handed over."""
-        managed = None if self._followed is None else self._followed.executor.followed(event_of(first).planned)
+        managed = None if self.followed is None else self.followed.executor.followed(event_of(first).planned)
         if managed is None:
             return
         with self._saves.lock:
@@ -259,7 +232,7 @@ class LightStorages:
                 managed.release()
 
     def _facts(self, event: Event, address: int, stream: _C.Stream) -> StorageFacts:
-        counters = self._saves.counters if self._followed is None else self._followed.counters
+        counters = self._saves.counters if self.followed is None else self.followed.counters
         geometry = _geometry(event)
         is_dense = event.moving is not None and event.moving.is_dense
         return StorageFacts(address, 0, event.storage_bytes, stream, geometry, is_dense, event.saved_in, counters)

@@ -17,7 +17,6 @@ import torch
 from vdnn import _C
 from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute import (
-    NormWatch,
     Recipe,
     find_recipe,
     note_saved,
@@ -31,7 +30,6 @@ from vdnn.runtime.recompute.given import Leaf
 from vdnn.runtime.recompute.held_results import HeldResults
 from vdnn.runtime.recompute.later_recipe import later
 from vdnn.runtime.recompute.leaf_versions import reader_of
-from vdnn.runtime.recompute.norm_calls import plain_norms
 from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs, disabled_recipes
 from vdnn.runtime.recompute.readers import Readers
 from vdnn.runtime.recompute.rechecks import Check, Rechecks
@@ -45,7 +43,7 @@ from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.backward_ends import graph_task
-from vdnn.runtime.torch_internals.module_watch import LEAVES, NORMS, SETTINGS
+from vdnn.runtime.torch_internals.module_watch import LEAVES, SETTINGS
 from vdnn.step.forms import Form
 from vdnn.step.plan import Action
 from vdnn.step.recording import SaveKey, key_of_encoded
@@ -111,7 +109,7 @@ class SessionRecipes:
         self._trials_at_use: weakref.WeakKeyDictionary[ManagedStorage, _TrialAtUse] = weakref.WeakKeyDictionary()
         # As plain containers: to ask a weak one takes a call of Python, also if it is empty, which it usually is.
         self._wait_for_use: dict[Any, _TrialAtUse] = self._trials_at_use.data  # type: ignore[attr-defined]
-        self.norms = NormWatch()
+        self._readers: dict[int, weakref.ref[torch.nn.Module]] = {}  # modules whose leaves recipes of the plan read
         self._to_encode: AfterOperation[_Encoding] = AfterOperation()
         self._to_try: AfterOperation[_Encoding] = AfterOperation()
         self._local = threading.local()
@@ -135,18 +133,16 @@ class SessionRecipes:
     def watch_modules(self, gate: _C.Gate | None) -> Iterator[Callable[[], None]]:
         """Notes facts from now on. Yields what ends that."""
         observe_flags()
-        yield self.norms.remove
-        self._running.note(self.before_module, self.after_module, torch_settings, plain_norms, gate)
+        self._running.note(observe_parameters, torch_settings, gate)
         yield self._running.note_nothing
 
-    def before_module(self, module: torch.nn.Module, facts: int) -> None:
-        if facts & LEAVES:
-            observe_parameters(module)
-        if facts & NORMS:
-            self.norms.enter(module)
-
-    def after_module(self, module: torch.nn.Module, output: object) -> None:
-        self.norms.leave(module)
+    def note_leaves(self) -> None:
+        """Notes the versions of all leaves that recipes of earlier steps read. Called at the first save of a step that
+        follows no calls."""
+        for reference in list(self._readers.values()):
+            module = reference()
+            if module is not None:
+                observe_parameters(module)
 
     def _need_facts_of(self, recipe: Recipe) -> None:
         """A plan follows this recipe, which settled steps will find again: there the same facts are noted."""
@@ -156,13 +152,11 @@ class SessionRecipes:
                 self._running.needs_boundaries = True
                 for module in _C.modules_around(node):
                     need(module, SETTINGS)
-            norm = _C.maker_of_norm(node)
-            if norm is not None:
-                need(norm, NORMS)
         for given in recipe.given:
             reader = reader_of(given.tensor) if isinstance(given, Leaf) else None
             if reader is not None:
-                need(reader, LEAVES)
+                need(id(reader), LEAVES)
+                self._readers[id(reader)] = weakref.ref(reader)
 
     def not_found(self) -> None:
         """A recipe was not found in a settled step. Programs that make their modules anew in each step need all facts
@@ -203,13 +197,14 @@ class SessionRecipes:
         recipe = find_recipe(tensor, node, self.our_unpack, max_depth=_DEPTH, expensive=True)
         if recipe is None:
             return None
+        template, known = recipe.template, proven.get(event)
         if self._are_inexact and any(operand.managed in self._inexact for operand in recipe.operands):
             return None
-        if not recipe.is_cheap and codec_for(tensor, self._codecs, transport) is not None:
+        if not template.is_cheap and codec_for(tensor, self._codecs, transport) is not None:
             return None
-        signature, known = recipe.signature, proven.get(event)
-        if recipe.name in disabled_recipes or self._rechecks.is_checking:
+        if template.name in disabled_recipes or self._rechecks.is_checking:
             return None
+        signature = template.signature
         if known is None or known[0] is not signature or known[1] != self._proofs.refuted:
             place = self._place_of(transport, recipe, save_key, self._steps.save_form)
             if place is None or not self._proofs.is_exact(place):

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from vdnn import _C
+from vdnn.errors import VdnnError
 from vdnn.runtime.recompute import note_saved, observe_flags_at_save
 from vdnn.runtime.recompute.backend_flags import torch_settings
 from vdnn.runtime.recompute.node_notes import NativeSave
@@ -33,7 +34,6 @@ from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import NO_LIFETIME, Event, EventKind
 from vdnn.runtime.steps.steps import StepWatch
 from vdnn.runtime.storage.counters import Kept
-from vdnn.runtime.storage.discarded import CountedRecipe
 from vdnn.runtime.storage.kept import kept_tensor
 from vdnn.runtime.storage.packed_view import PackedView, full_view
 from vdnn.runtime.storage.transport import Transport
@@ -66,6 +66,8 @@ class SettledHooks:
         self._has_cuda = torch.cuda.is_available()
         self._light = watch.settling.light = LightStorages(saves, watch, self._recipe_for, self._restore_light)
         self._settling.manage_kept = self._manage_kept
+        if saves.recipes is not None:
+            self._settling.note_leaves = saves.recipes.note_leaves
         self.gate = watch.settling.gate = _C.Gate(
             pack,
             unpack,
@@ -149,7 +151,7 @@ class SettledHooks:
             return None
         event = followed.script.events[index]
         if followed.executor.recomputes:
-            observe_flags_at_save()
+            observe_flags_at_save(tensor)
         node, storage = tensor.grad_fn, tensor.untyped_storage()
         if not _has_key(tensor, node, event.key) or saves.exemptions.always(tensor, storage, node) is not None:
             return None
@@ -317,36 +319,47 @@ class SettledHooks:
 
     # What the gate discards and recomputes by itself: see [Note: Order of a recompute].
 
-    def _recipe_for(
-        self, followed: Followed, tensor: torch.Tensor, save: _C.LightSave, index: int
-    ) -> CountedRecipe | None:
+    def _recipe_for(self, tensor: torch.Tensor, save: _C.LightSave, index: int) -> _C.CountedRecipe | None:
         """The recipe for this save of a settled step. None if it is not known to be exact here, or is to be checked:
         then the save is Python's."""
-        saves, event = self._saves, followed.script.events[index]
+        followed, saves = self._light.followed, self._saves
         recipes, node = saves.recipes, tensor.grad_fn
-        if recipes is None or node is None or event.key is None:
+        if followed is None or recipes is None or node is None:
             return None
-        observe_flags_at_save()
-        if not self._encode(followed, index):
-            return None
-        followed.step.save_key, followed.step.save_form = event.key, event.form
-        recipe = recipes.proven(tensor, node, event.key, followed.script.proven, index, self._watch.transport)
-        if recipe is None:
-            return None
-        if event.is_read:
-            note_saved(node, tensor.output_nr, save)
-        saves.readers.forget_index()
-        return CountedRecipe(recipe)
+        try:
+            event = followed.script.events[index]
+            key = event.key
+            observe_flags_at_save(tensor)
+            if key is None or ((event.encoded or recipes.are_waiting) and not self._encode(followed, index)):
+                return None
+            followed.step.save_key, followed.step.save_form = key, event.form
+            recipe = recipes.proven(tensor, node, key, followed.script.proven, index, self._watch.transport)
+            if recipe is None:
+                return None
+            if event.is_read:
+                note_saved(node, tensor.output_nr, save)
+            saves.readers.forget_index()
+            return _C.CountedRecipe(recipe)
+        except BaseException:
+            _set_grad_mode(True)  # see [Note: Interrupted] in hooks.py
+            raise
 
     def _restore_light(self, save: _C.LightSave) -> None:
-        """Recomputes the storage of a save that the gate discarded."""
-        counted: CountedRecipe = save.recipe
-        if counted.needs_recomputes:
-            self._saves.missing.recompute_for(save)
-        else:
-            # The code that uses the save only reads, so the gate itself serves its saves as operands.
-            is_native = not counted.recipe.operands
-            save.restore(recomputed(save, self.gate.unpack if is_native else self.unpack_operand))
+        """Recomputes the storage of a save that the gate discarded and is about to return. If that fails, Python's hook
+        tries again, and raises."""
+        has_grad_mode = torch.is_grad_enabled()
+        try:
+            counted: _C.CountedRecipe = save.recipe
+            if counted.needs_recomputes:
+                self._saves.missing.recompute_for(save)
+            else:
+                # The code that uses the save only reads, so the gate itself serves its saves as operands.
+                is_native = not counted.recipe.operands
+                save.restore(recomputed(save, self.gate.unpack if is_native else self.unpack_operand))
+        except VdnnError:
+            return
+        finally:
+            _set_grad_mode(has_grad_mode)
 
     def unpack_operand(self, packed: PackedView | NativeSave) -> torch.Tensor:
         """Unpacks what a recompute reads."""

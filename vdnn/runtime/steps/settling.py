@@ -111,6 +111,7 @@ class Settling:
         self.followed: Followed | None = None  # until the step ends
         self.is_expected = False  # the last step was settled from its first to its last save
         self.manage_kept: Callable[[Followed], None] = lambda _: None  # lets guards evict what the gate keeps
+        self.note_leaves: Callable[[], None] = lambda: None  # for a step that follows no calls of modules
         self._ends = ends
         self._rest = _Rest()
         self._lesson: tuple[Lesson, _Habit] | None = None
@@ -124,6 +125,7 @@ class Settling:
             self.gate.teach(None)
         self.gate = self.light = self._lesson = self._last = None
         self.manage_kept = lambda _: None
+        self.note_leaves = lambda: None
         self._ends.forget_gate()
 
     # At the first save of a step.
@@ -169,6 +171,8 @@ class Settling:
         if modules.reads_frames:
             return False
         self.followed = Followed(script, step, executor, counters, habit, modules)
+        if modules.rests:
+            self.note_leaves()
         gate.open(script.native, None if modules.rests else modules.stack())
         if self.light is not None:
             self.light.begin(self.followed)

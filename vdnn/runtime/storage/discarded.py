@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from vdnn import _C
+from vdnn._C import CountedRecipe
 from vdnn.errors import OperandModifiedError, VdnnError
 from vdnn.runtime.storage.facts import StorageFacts
 from vdnn.runtime.storage.source import Source
@@ -52,7 +53,8 @@ class Operand(Protocol):
 
 
 class RecomputeRecipe(Protocol):
-    """Recomputes one storage. Owns its operands, and holds no part of the graph."""
+    """Recomputes one storage. Owns its operands, and holds no part of the graph. A CountedRecipe counts its recompute
+    as one more use of each operand."""
 
     @property
     def given(self) -> Sequence[Any]:
@@ -78,45 +80,6 @@ class RecomputeRecipe(Protocol):
         """True if the recompute restores every byte, False if it restores only the values of one dtype."""
 
     def recompute(self, unpack: Callable[[Any], torch.Tensor]) -> torch.Tensor: ...
-
-
-class CountedRecipe:
-    """A recipe whose recompute counts as one more use of each operand, until this is freed."""
-
-    __slots__ = ("recipe",)
-
-    def __init__(self, recipe: RecomputeRecipe) -> None:
-        self.recipe = recipe
-        for operand in recipe.operands:
-            operand.managed.views += 1
-        for light in recipe.light_operands:
-            _count_use(light, 1)
-
-    @property
-    def needs_recomputes(self) -> bool:
-        """True if something that it reads has to be recomputed first."""
-        for light in self.recipe.light_operands:
-            if light.is_missing:
-                return True
-        return any(operand.managed.must_be_recomputed for operand in self.recipe.operands)
-
-    def __del__(self) -> None:
-        try:
-            operands, light_operands = self.recipe.operands, self.recipe.light_operands
-        except AttributeError:  # __init__ raised
-            return
-        for operand in operands:
-            operand.managed.views -= 1
-        for light in light_operands:
-            _count_use(light, -1)
-
-
-def _count_use(light: _C.LightSave, more: int) -> None:
-    view = light.view
-    if view is None:
-        light.count_use(more)
-    else:  # Python has it by now
-        view.managed.views += more
 
 
 def missing_for(wanted: Recomputable | _C.LightSave) -> list[Recomputable | _C.LightSave]:
@@ -201,7 +164,8 @@ class Discarded:
 
     @property
     def recipe(self) -> RecomputeRecipe:
-        return self.counted.recipe
+        recipe: RecomputeRecipe = self.counted.recipe
+        return recipe
 
     @property
     def operands(self) -> Sequence[Operand]:

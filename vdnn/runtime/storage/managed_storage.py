@@ -15,7 +15,7 @@ import torch
 
 from vdnn import _C
 from vdnn.errors import DriverError
-from vdnn.runtime.storage.discarded import CountedRecipe, Discarded, RecomputeCheck, RecomputeRecipe
+from vdnn.runtime.storage.discarded import Discarded, RecomputeCheck, RecomputeRecipe
 from vdnn.runtime.storage.facts import Geometry, StorageFacts
 from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.storage.reloaded import Reloaded
@@ -150,7 +150,7 @@ class ManagedStorage:
         self.version, self.copy, self.reloaded = version, copy, reloaded
 
     def resume_discarded(
-        self, version: int, counted: CountedRecipe, storage: torch.UntypedStorage | None, unused_views: int
+        self, version: int, counted: _C.CountedRecipe, storage: torch.UntypedStorage | None, unused_views: int
     ) -> None:
         """The same for a storage that the gate has discarded. `storage`: its recomputed bytes, if they exist."""
         self.action, self.is_complete, self.version = Action.RECOMPUTE, True, version
@@ -274,7 +274,7 @@ class ManagedStorage:
         """Releases the source without a copy. False if `can_be_discarded` does not hold."""
         if not self.can_be_discarded:
             return False
-        counted = CountedRecipe(recipe)
+        counted = _C.CountedRecipe(recipe)
         self.discarded = Discarded(self.facts, self.source, self.transport, counted, is_exact, check)
         self.facts.counters.discarded += 1
         self.facts.counters.discarded_bytes += self.nbytes

@@ -17,7 +17,6 @@ import sys
 import weakref
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from vdnn import _C
 from vdnn.errors import DriverError
@@ -53,7 +52,7 @@ class Source:
         self.hash: torch.Tensor | None = None
         self._facts = facts
         self._context = context
-        self.others: StorageWeakRef | None = None
+        self.others: _C.WeakStorage | None = None
 
     def on_device(self) -> torch.UntypedStorage | None:
         """The storage, if this object or another holder keeps it alive.
@@ -107,7 +106,7 @@ class Source:
             self._context.changes += 1
             if self._context.streams:
                 self._make_streams_wait(self._context)
-            self.others = StorageWeakRef(self.storage)  # type: ignore[no-untyped-call]
+            self.others = _C.WeakStorage(self.storage)
             self.storage = None
 
     def release(self) -> None:
@@ -123,7 +122,7 @@ class Source:
             # Python object): the storage was copied and is not freed.
             facts.counters.copied_not_freed_bytes += facts.nbytes
             context.held.append(HeldStorage(weakref.ref(storage), facts.nbytes, facts.label))
-            self.others = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            self.others = _C.WeakStorage(storage)
             return
         facts.counters.freed_bytes += facts.nbytes
         if context.notes_releases:

@@ -10,8 +10,9 @@ calls again: `follow`. Those that run by then will end unseen, so until the step
 It never rests once dynamo has compiled something, because compiled code is guarded on torch's global hooks.
 
 [Note: Facts at boundaries] A session that recomputes notes facts at the beginning and at the end of module calls: the
-settings of torch, the versions of leaves, the arguments of norms. In a settled step it notes them only where a recipe
-of earlier steps needed them. What was not noted is not known, and then nothing is recomputed from it.
+settings of torch and the versions of leaves. In a settled step it notes them only where a recipe of earlier steps
+needed them, and while the watch rests, the versions of leaves once, at the first save of the step. What was not noted
+is not known, and then nothing is recomputed from it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from vdnn.runtime.torch_internals.storage_set import StorageSet
 from vdnn.runtime.torch_internals.tensor_kinds import CLASSES_WITH_DATA, storage_of
 
 # The facts of [Note: Facts at boundaries]; csrc/hooks/running_modules.cpp has the same numbers.
-SETTINGS, LEAVES, NORMS = 1, 2, 4
+SETTINGS, LEAVES = 1, 2
 _is_compiling = torch.compiler.is_dynamo_compiling  # constant while dynamo reads the hooks
 _DYNAMO = "torch._dynamo.convert_frame"  # the module that compiles frames
 
@@ -182,11 +183,11 @@ class ModuleWatch:
         if not _is_compiling():
             if self.reads_frames:
                 self.running.stack()[:] = calls_in_frames()[:-1]  # the last one is this call
-            self.running.enter(module, args)
+            self.running.enter(module)
 
     def _leave_module(self, module: torch.nn.Module, args: object, output: object) -> None:
         if not _is_compiling():
-            self.running.leave(module, output)
+            self.running.leave(module)
 
     def stack(self) -> list[torch.nn.Module]:
         """The module calls that are running on this thread, the outermost first: always the same list of a thread."""

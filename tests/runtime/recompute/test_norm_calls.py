@@ -1,5 +1,4 @@
-"""Facts of norms that are read from a module's attributes, without a function mode: only where no other value can have
-been passed."""
+"""The arguments of norms that their nodes lack, read from the frames of their calls: the right ones, or none."""
 
 from __future__ import annotations
 
@@ -18,42 +17,34 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vdnn import _C
-from vdnn.runtime.recompute import NormWatch
-from vdnn.runtime.recompute.backend_flags import torch_settings
-from vdnn.runtime.recompute.node_notes import EPS, NO_BIAS, key_of_note
-from vdnn.runtime.recompute.norm_calls import _NORM_NODES, plain_norms
-from vdnn.runtime.torch_internals.module_watch import NORMS, MarkedModules, ModuleWatch
+from vdnn.runtime.recompute import observe_flags_at_save
+from vdnn.runtime.recompute.node_notes import EPS, NO_BIAS
 
 Tensor = torch.Tensor
 Facts = dict[str, object]
 _EPS = 1e-2
+_UNKNOWN = object()
 
 
 @contextlib.contextmanager
-def noting(more: Callable[[], Any] = contextlib.nullcontext) -> Iterator[list[nn.Module]]:
-    """Notes the facts of norms as a session does. Yields the norms that Python watches."""
-    watch, norms, watched = ModuleWatch(MarkedModules()), NormWatch(), list[nn.Module]()
+def noting() -> Iterator[None]:
+    """Notes the calls of norms as a session does."""
 
-    def before(module: nn.Module, facts: int) -> None:
-        if facts & NORMS and "Norm" in type(module).__name__:
-            watched.append(module)
-            norms.enter(module)
+    def pack(tensor: Tensor) -> Tensor:
+        observe_flags_at_save(tensor)
+        return tensor
 
-    watch.running.note(before, lambda module, output: norms.leave(module), torch_settings, plain_norms, None)
-    remove = watch.install()
-    yield watched
-    remove()
-    watch.running.note_nothing()
-    norms.remove()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield
 
 
 def facts_behind(output: Tensor) -> Facts:
-    """The facts on the node of the norm behind a tensor."""
+    """The facts of the norm behind a tensor."""
     node: Any = output.grad_fn
-    while node.name() not in _NORM_NODES:
+    while "NormBackward" not in node.name():
         node = node.next_functions[0][0]
-    names = {key_of_note(one): one for one in (EPS, NO_BIAS)}
-    return {names[key]: value for key, value in node.metadata.items() if key in names}
+    facts = {name: _C.fact_of_norm(node, name, _UNKNOWN) for name in (EPS, NO_BIAS)}
+    return {name: fact for name, fact in facts.items() if fact is not _UNKNOWN}
 
 
 def inputs(*shape: int) -> Tensor:
@@ -91,56 +82,32 @@ CALLS: dict[str, tuple[Callable[[], Any], tuple[int, ...], Facts]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_attributes_of_a_plain_norm_give_the_facts_that_its_call_gives(name: str) -> None:
+def test_the_call_of_a_norm_gives_what_its_node_lacks(name: str) -> None:
     make, shape, facts = CALLS[name]
     module, x = make(), inputs(*shape)
-    with noting() as watched:
+    with noting():
         made = module(x)
-        assert watched == []
         assert facts_behind(made) == facts
         with torch.autocast("cpu"):
             assert facts_behind(module(x)) == facts
-        assert watched == []
-        with torch.device("cpu"):  # a function mode: Python watches the call
+        with torch.device("cpu"):  # a function mode of torch, which passes the arguments on
             assert facts_behind(module(x)) == facts
-        assert watched == [module]
-        assert _C.maker_of_norm(made.grad_fn._sequence_nr()) == id(module)
-        assert _C.maker_of_norm(x.exp().grad_fn._sequence_nr()) is None  # type: ignore[union-attr]
+            with torch.device("cpu"):
+                assert facts_behind(module(x)) == facts
+    assert facts_behind(made) == facts
 
 
 @pytest.mark.parametrize("eps", [None, _EPS])
-def test_a_plain_norm_without_a_node_of_its_own_notes_nothing(eps: float | None) -> None:
+def test_a_norm_that_torch_writes_out_gives_nothing(eps: float | None) -> None:
     """Torch writes RMS norm out on the CPU."""
-    before, x = nn.GroupNorm(2, 6, eps=0.1), inputs(4, 6)
-    with noting() as watched:
-        first = before(x)
-        for input in (first, x):
-            nn.RMSNorm(6, eps=eps, elementwise_affine=False)(input)
-        assert watched == []
-    assert facts_behind(first) == {EPS: 0.1, NO_BIAS: False}
-
-
-def test_the_call_of_a_plain_norm_runs_no_python_of_its_own() -> None:
-    called: list[str] = []
-    module, x = nn.LayerNorm(6), inputs(4, 6)
     with noting():
-        module(x)
-        sys.setprofile(
-            lambda frame, event, argument: (
-                called.append(frame.f_code.co_name)
-                if event == "call" and "/vdnn/" in frame.f_code.co_filename
-                else None
-            )
-        )
-        try:
-            module(x)
-        finally:
-            sys.setprofile(None)
-    assert called == ["_enter_module", "_leave_module"]
+        made = nn.RMSNorm(6, eps=eps)(inputs(4, 6))
+    for name in (EPS, NO_BIAS):
+        assert _C.fact_of_norm(made.grad_fn, name, _UNKNOWN) is _UNKNOWN
 
 
-# Calls that may pass another eps than the attribute. Each gives a module, its arguments, and a context for the call,
-# which uses _EPS. The attribute is another one before or after it.
+# Calls with another eps than the attribute of the module. Each gives a module, its arguments, and a context for the
+# call, which uses _EPS. The attribute is another one before or after it.
 
 _OTHER = 0.5
 Liar = Callable[[pytest.MonkeyPatch], tuple[nn.Module, tuple[Any, ...], Any]]
@@ -316,19 +283,17 @@ LIARS: dict[str, Liar] = {
 
 
 @pytest.mark.parametrize("liar", LIARS.values(), ids=LIARS)
-def test_an_eps_that_the_attribute_may_not_tell_is_not_taken_from_there(
-    liar: Liar, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_eps_is_that_of_the_call_and_not_that_of_the_module(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
     module, arguments, around = liar(monkeypatch)
-    with noting() as watched, (around or contextlib.nullcontext)():
+    with noting(), (around or contextlib.nullcontext)():
         made = module(*arguments)
     monkeypatch.undo()
     plain = torch.Tensor.as_subclass
     x, made = plain(arguments[0], Tensor), plain(made, Tensor)
     expected = functional.layer_norm(x, (6,), eps=_EPS)
     assert torch.equal(made, expected)
-    assert facts_behind(made).get(EPS, _EPS) == _EPS
-    assert watched == ([] if liar is _changed_meanwhile else [module])
+    is_hidden = liar in (_subclass, _own_forward, _patched_class, _patched_operation, _patched_module_of_functions)
+    assert facts_behind(made) == ({} if is_hidden or liar is _changed_meanwhile else {EPS: _EPS})
 
 
 def _without_bias_in_parameters(patch: pytest.MonkeyPatch) -> Any:
@@ -383,69 +348,93 @@ def test_a_bias_that_the_parameters_may_not_tell_is_not_taken_for_missing(
     assert facts_behind(made).get(NO_BIAS, False) is False
 
 
-def test_a_call_with_keywords_or_under_a_dispatch_mode_is_watched() -> None:
+def test_a_call_with_keywords_or_under_a_dispatch_mode_gives_the_same() -> None:
     class Passing(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
 
     module, x = _layer(_EPS), inputs(4, 6)
-    with noting() as watched:
+    with noting():
         assert facts_behind(module(input=x)) == {EPS: _EPS}
         with Passing():
             assert facts_behind(module(x)) == {EPS: _EPS}
         torch.func.vmap(module)(x.detach())
-        assert watched == [module, module, module]
 
 
-@pytest.mark.parametrize("is_watched", [False, True], ids=["plain", "watched"])
-def test_a_norm_of_another_thread_ahead_of_a_module_gets_no_facts_of_it(is_watched: bool) -> None:
-    """Nodes of threads are numbered apart, so its number may look as if the module's call had made it."""
+def test_a_function_of_the_program_gives_its_call_too() -> None:
+    x = inputs(4, 6)
+    with noting():
+        assert facts_behind(functional.layer_norm(x, (6,), eps=_EPS)) == {EPS: _EPS}
+        assert facts_behind(functional.group_norm(x, 2, torch.ones(6), eps=_EPS)) == {EPS: _EPS, NO_BIAS: True}
+
+
+def test_a_call_of_the_native_function_gives_nothing() -> None:
+    with noting():
+        assert facts_behind(torch.layer_norm(inputs(4, 6), (6,), eps=_EPS)) == {}
+
+
+def test_a_function_between_torchs_own_and_the_operation_hides_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = torch.layer_norm
+
+    def other(x: Tensor, shape: Any, weight: Tensor, bias: Tensor, eps: float, cudnn: bool) -> Tensor:
+        return own(x, shape, weight, bias, _OTHER)
+
+    monkeypatch.setattr(torch, "layer_norm", other)
+    with noting():
+        assert facts_behind(functional.layer_norm(inputs(4, 6), (6,), eps=_EPS)) == {}
+
+
+def test_a_node_of_another_thread_is_not_taken_for_one_of_the_same_number() -> None:
     x, made = inputs(4, 6), list[Tensor]()
 
     def other_thread() -> None:
-        for _ in range(50_000):
-            last = x.neg()
-        made.append(functional.layer_norm(last, (6,), eps=0.1))
+        with noting():
+            for _ in range(50):
+                made.append(functional.layer_norm(x.neg(), (6,), eps=0.1))
+            assert all(facts_behind(one) == {EPS: 0.1} for one in made[-50:])
 
-    thread = threading.Thread(target=other_thread)
+    threads = [threading.Thread(target=other_thread) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    numbers = [one.grad_fn._sequence_nr() for one in made]  # type: ignore[union-attr]
+    assert numbers[:50] == numbers[50:], "nodes of threads are numbered apart"
+    last, found = list[Tensor](), list[Facts]()
+
+    def third_thread() -> None:
+        with noting():
+            last.extend(functional.layer_norm(x.neg(), (6,), eps=_EPS) for _ in range(50))
+        found.extend(map(facts_behind, made))
+
+    thread = threading.Thread(target=third_thread)
     thread.start()
     thread.join()
-    with noting() as watched, torch.device("cpu") if is_watched else contextlib.nullcontext():
-        nn.RMSNorm(6, eps=_EPS)(made[0])
-        assert len(watched) == is_watched
-    assert facts_behind(made[0]) == {}
+    assert [one.grad_fn._sequence_nr() for one in last] == numbers[:50]  # type: ignore[union-attr]
+    assert found == [{}] * 100
+
+
+def test_what_an_earlier_node_noted_is_not_taken_for_that_of_a_later_one() -> None:
+    x = inputs(4, 6)
+    with noting():
+        first = functional.layer_norm(x, (6,), eps=_EPS)
+        assert facts_behind(first) == {EPS: _EPS}
+        for _ in range(1 << 12):  # as many nodes as are remembered
+            functional.group_norm(x, 2, eps=_OTHER)
+    assert facts_behind(first) == {}
 
 
 def test_a_norm_whose_call_fails_leaves_nothing_behind() -> None:
     module, x = nn.GroupNorm(2, 6, eps=_EPS), inputs(4, 6)
-    with noting() as watched:
+    with noting():
         with pytest.raises(RuntimeError, match="channels"):
             module(inputs(4, 5))
-        made = functional.group_norm(x, 2, eps=0.1)
-        assert facts_behind(made) == {}
+        assert facts_behind(torch.group_norm(x, 2, eps=0.1)) == {}
         assert facts_behind(module(x)) == {EPS: _EPS, NO_BIAS: False}
-        assert watched == []
 
 
-def test_a_call_that_an_interrupt_ended_is_not_taken_for_the_next_one_of_its_module() -> None:
-    def interrupt(tensor: Tensor) -> Tensor:
-        raise KeyboardInterrupt
-
-    module, x = _layer(), inputs(4, 6)
-    with noting() as watched:
-        with (
-            pytest.raises(KeyboardInterrupt),
-            torch.autograd.graph.saved_tensors_hooks(interrupt, lambda tensor: tensor),
-        ):
-            module(x)
-        module.register_forward_pre_hook(lambda module, args: setattr(module, "eps", _EPS))
-        assert facts_behind(module(x)) == {EPS: _EPS}
-        assert watched == [module]
-        assert torch._C._len_torch_function_stack() == 0
-
-
-def test_only_exact_parts_make_plain_norms() -> None:
+def test_only_exact_parts_are_watched() -> None:
+    for norms in ((1,), (("layer_norm", frozenset(), True, True),)):
+        with pytest.raises(TypeError):
+            _C.watch_norm_calls(norms, (), "")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        _C.PlainNorms()  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="expected the parts of plain norms"):
-        _C.PlainNorms((), (), ([],), (), frozenset(), torch.Tensor.grad_fn)  # type: ignore[arg-type]
+        _C.fact_of_norm(None, EPS)  # type: ignore[call-arg]
