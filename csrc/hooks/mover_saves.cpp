@@ -7,6 +7,19 @@
 namespace vdnn::hooks {
 namespace {
 
+// Attributes that are read at each save.
+struct Names final {
+  PyObject* const address = PyUnicode_InternFromString("_cdata");
+  PyObject* const was_paused = PyUnicode_InternFromString("was_paused");
+  PyObject* const nbytes = PyUnicode_InternFromString("nbytes");
+  PyObject* const data_ptr = PyUnicode_InternFromString("data_ptr");
+
+  static const Names& all() {
+    static const Names made;
+    return made;
+  }
+};
+
 // The storage of a tensor, and the address of its native object.
 struct Found final {
   Reference storage;
@@ -19,7 +32,7 @@ bool find(const Mover* mover, PyObject* tensor, Found& found) {
   if (!found.storage) {
     return false;
   }
-  found.address = Reference::stolen(PyObject_GetAttrString(found.storage.get(), "_cdata"));
+  found.address = Reference::stolen(PyObject_GetAttr(found.storage.get(), Names::all().address));
   if (!found.address) {
     return false;
   }
@@ -34,7 +47,7 @@ bool equals(const Reference& found, const Reference& expected) {
 // True if the tensor is one of whose bytes Python would move the same: see Exemptions.always.
 bool may_move(const Mover* mover, PyObject* tensor, PyObject* address, bool is_leaf) {
   const auto& parts = mover->parts;
-  if (!is_false(Reference::stolen(PyObject_GetAttrString(parts[kExemptions], "was_paused"))) ||
+  if (!is_false(Reference::stolen(PyObject_GetAttr(parts[kExemptions], Names::all().was_paused))) ||
       PySet_Size(parts[kMarkedModules]) != 0 || PySequence_Contains(parts[kParameters], address) != 0 ||
       PySequence_Contains(parts[kMarked], address) != 0) {
     return false;
@@ -89,7 +102,7 @@ LightSave* begin(Mover* mover, Ledger* ledger, ScriptObject* script, const Event
   Board* board = mover->board;
   const auto number = static_cast<std::size_t>(event.lifetime);
   std::int64_t whole = 0, bytes_at = 0, offset = 0;
-  if (!as_number(Reference::stolen(PyObject_CallMethod(found.storage.get(), "nbytes", nullptr)), whole) ||
+  if (!as_number(Reference::stolen(PyObject_CallMethodNoArgs(found.storage.get(), Names::all().nbytes)), whole) ||
       whole != event.storage_bytes || board->by_lifetime[number] != nullptr ||
       PyDict_Contains(parts[kLatest], found.address.get()) != 0) {
     return nullptr;
@@ -99,7 +112,7 @@ LightSave* begin(Mover* mover, Ledger* ledger, ScriptObject* script, const Event
     hand_over(known->second);  // the table has to find it
     return nullptr;
   }
-  if (!as_number(Reference::stolen(PyObject_CallMethod(found.storage.get(), "data_ptr", nullptr)), bytes_at) ||
+  if (!as_number(Reference::stolen(PyObject_CallMethodNoArgs(found.storage.get(), Names::all().data_ptr)), bytes_at) ||
       !as_number(Reference::stolen(PyObject_CallOneArg(parts[kOffset], tensor)), offset) ||
       static_cast<Address>(bytes_at) % board->transfer.alignment != 0) {
     return nullptr;
