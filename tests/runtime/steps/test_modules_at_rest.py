@@ -218,21 +218,9 @@ def test_steps_that_need_the_calls_every_other_time_end_the_rests() -> None:
         assert sum(rests) <= 6, "each rest makes the next one twice as far"
 
 
-@pytest.mark.parametrize(
-    ("operation", "rests"),
-    [
-        ("tanh", True),  # torch's settings are read where the tanh saves
-        ("tanh <- add <- mul", False),  # an addition saves nothing: they are read at the calls next to it
-        ("layer_norm", True),  # its eps is read from the frame of its call, at a save
-        ("tanh <- addmm", True),  # the version of the bias is noted at the first save of the step
-    ],
-)
-def test_a_plan_that_recomputes_rests_if_no_fact_is_noted_at_calls(operation: str, rests: bool) -> None:
-    model = Model()
-    if operation not in ("layer_norm", "tanh <- addmm"):
-        for block in model.blocks:
-            block.norm = block.linear = nn.Identity()
-        model.plain = gradients(model)
+@contextmanager
+def recomputing(model: Model, operation: str) -> Iterator[Session]:
+    """A session whose plan recomputes what this operation makes, and nothing else."""
     with VirtualMachine("titan-x", fake=False) as machine:
         options: dict[str, Any] = {"device": machine, "min_bytes": 0}
         with vdnn.offload("keep", measure=True, **options) as recorded:
@@ -248,12 +236,54 @@ def test_a_plan_that_recomputes_rests_if_no_fact_is_noted_at_calls(operation: st
             for one in recording.lifetimes
         )
         with vdnn.offload(plan=make_plan(recording, operation, lifetimes), **options) as session:
-            for _ in range(2 * SETTLES):
-                check(model)
-                session.step()
-            assert settling_of(session).is_expected
-            assert session.counters.recomputes >= SETTLES
-            assert watch_of(session).rests is rests
+            yield session
+
+
+@pytest.mark.parametrize(
+    ("operation", "rests"),
+    [
+        ("tanh", True),  # torch's settings are read where the tanh saves
+        ("tanh <- add <- mul", False),  # an addition saves nothing: they are read at the calls next to it
+        ("layer_norm", True),  # its eps is read from the frame of its call, at a save
+        ("tanh <- addmm", True),  # the version of the bias is noted at the first save of the step
+    ],
+)
+def test_a_plan_that_recomputes_rests_if_no_fact_is_noted_at_calls(operation: str, rests: bool) -> None:
+    model = Model()
+    if operation not in ("layer_norm", "tanh <- addmm"):
+        for block in model.blocks:
+            block.norm = block.linear = nn.Identity()
+        model.plain = gradients(model)
+    with recomputing(model, operation) as session:
+        for _ in range(2 * SETTLES):
+            check(model)
+            session.step()
+        assert settling_of(session).is_expected
+        assert session.counters.recomputes >= SETTLES
+        assert watch_of(session).rests is rests
+
+
+@pytest.mark.parametrize("rests", [True, False], ids=["ahead of", "behind"])
+def test_leaves_that_are_written_behind_the_end_of_a_step_keep_its_calls_followed(rests: bool) -> None:
+    """Their versions at the end of a step say nothing of the next one."""
+    model = Model()
+
+    def write() -> None:
+        with torch.no_grad():
+            for block in model.blocks:
+                block.linear.bias.add_(0)
+
+    with recomputing(model, "tanh <- addmm") as session:
+        for _ in range(2 * SETTLES):
+            check(model)
+            if rests:
+                write()
+            session.step()
+            if not rests:
+                write()
+        assert settling_of(session).is_expected
+        assert watch_of(session).rests is rests
+        assert session.counters.recomputes == 2 * SETTLES * len(model.blocks), "in each step"
 
 
 def test_an_exception_in_a_step_at_rest_leaves_nothing_behind() -> None:

@@ -120,6 +120,12 @@ def version_read(leaf: torch.Tensor, node: Node) -> int | None:
     return known.version if known.sequence_nr <= node._sequence_nr() else None
 
 
+def noted_version(leaf: torch.Tensor) -> int | None:
+    """The version that this thread noted last; None if it noted none."""
+    known = _notes.get((threading.get_ident(), id(leaf)))
+    return None if known is None else known.version
+
+
 def reader_of(leaf: torch.Tensor) -> torch.nn.Module | None:
     """The module at whose call this thread noted the version of `leaf`, if that is known."""
     known = _notes.get((threading.get_ident(), id(leaf)))

@@ -74,6 +74,8 @@ class Packer:
         steps, readers, unpack = saves.steps, saves.readers, self.unpack_hook
         if steps.recomputes:
             saves.recipes = SessionRecipes(unpack, steps, tolerance, rechecks, readers, modules.running)
+            if saves.watch is not None:
+                saves.watch.settling.leaves = saves.recipes.leaves
         saves.missing = Missing(self.unpack if settled is None else settled.unpack_operand, steps, readers)
         saves.after_save = None if settled is None else settled.look_again
 

@@ -30,6 +30,7 @@ from vdnn.runtime.recompute.given import Leaf
 from vdnn.runtime.recompute.held_results import HeldResults
 from vdnn.runtime.recompute.later_recipe import later
 from vdnn.runtime.recompute.leaf_versions import reader_of
+from vdnn.runtime.recompute.leaves_at_rest import LeavesAtRest
 from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs, disabled_recipes
 from vdnn.runtime.recompute.readers import Readers
 from vdnn.runtime.recompute.rechecks import Check, Rechecks
@@ -109,7 +110,7 @@ class SessionRecipes:
         self._trials_at_use: weakref.WeakKeyDictionary[ManagedStorage, _TrialAtUse] = weakref.WeakKeyDictionary()
         # As plain containers: to ask a weak one takes a call of Python, also if it is empty, which it usually is.
         self._wait_for_use: dict[Any, _TrialAtUse] = self._trials_at_use.data  # type: ignore[attr-defined]
-        self._readers: dict[int, weakref.ref[torch.nn.Module]] = {}  # modules whose leaves recipes of the plan read
+        self.leaves = LeavesAtRest()
         self._to_encode: AfterOperation[_Encoding] = AfterOperation()
         self._to_try: AfterOperation[_Encoding] = AfterOperation()
         self._local = threading.local()
@@ -136,14 +137,6 @@ class SessionRecipes:
         self._running.note(observe_parameters, torch_settings, gate)
         yield self._running.note_nothing
 
-    def note_leaves(self) -> None:
-        """Notes the versions of all leaves that recipes of earlier steps read. Called at the first save of a step that
-        follows no calls."""
-        for reference in list(self._readers.values()):
-            module = reference()
-            if module is not None:
-                observe_parameters(module)
-
     def _need_facts_of(self, recipe: Recipe) -> None:
         """A plan follows this recipe, which settled steps will find again: there the same facts are noted."""
         need = self._running.need
@@ -156,7 +149,7 @@ class SessionRecipes:
             reader = reader_of(given.tensor) if isinstance(given, Leaf) else None
             if reader is not None:
                 need(id(reader), LEAVES)
-                self._readers[id(reader)] = weakref.ref(reader)
+                self.leaves.need(reader)
 
     def not_found(self) -> None:
         """A recipe was not found in a settled step. Programs that make their modules anew in each step need all facts

@@ -66,8 +66,6 @@ class SettledHooks:
         self._has_cuda = torch.cuda.is_available()
         self._light = watch.settling.light = LightStorages(saves, watch, self._recipe_for, self._restore_light)
         self._settling.manage_kept = self._manage_kept
-        if saves.recipes is not None:
-            self._settling.note_leaves = saves.recipes.note_leaves
         self.gate = watch.settling.gate = _C.Gate(
             pack,
             unpack,

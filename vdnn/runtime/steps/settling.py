@@ -69,6 +69,12 @@ class Light(Protocol):
     def end(self, counters: Counters) -> None: ...
 
 
+class Leaves(Protocol):
+    """The leaves that recipes read while no calls of modules are followed."""
+
+    def step_ended(self, *, at_save: bool) -> bool: ...
+
+
 @dataclass
 class _Rest:
     """When calls of modules need not be followed: see [Note: Rest] in module_watch.py. Each time that they had to be
@@ -111,7 +117,7 @@ class Settling:
         self.followed: Followed | None = None  # until the step ends
         self.is_expected = False  # the last step was settled from its first to its last save
         self.manage_kept: Callable[[Followed], None] = lambda _: None  # lets guards evict what the gate keeps
-        self.note_leaves: Callable[[], None] = lambda: None  # for a step that follows no calls of modules
+        self.leaves: Leaves | None = None
         self._ends = ends
         self._rest = _Rest()
         self._lesson: tuple[Lesson, _Habit] | None = None
@@ -125,7 +131,7 @@ class Settling:
             self.gate.teach(None)
         self.gate = self.light = self._lesson = self._last = None
         self.manage_kept = lambda _: None
-        self.note_leaves = lambda: None
+        self.leaves = None
         self._ends.forget_gate()
 
     # At the first save of a step.
@@ -171,8 +177,6 @@ class Settling:
         if modules.reads_frames:
             return False
         self.followed = Followed(script, step, executor, counters, habit, modules)
-        if modules.rests:
-            self.note_leaves()
         gate.open(script.native, None if modules.rests else modules.stack())
         if self.light is not None:
             self.light.begin(self.followed)
@@ -301,12 +305,15 @@ class Settling:
 
     # At the end of a step.
 
-    def step_ended(self, modules: ModuleWatch) -> None:
-        """The running step is over, and what it was is known."""
+    def step_ended(self, modules: ModuleWatch, *, at_save: bool = False) -> None:
+        """The running step is over, and what it was is known. `at_save`: at the first save of the next one."""
         followed, self.followed = self.followed, None
         if followed is None:
             self.is_expected = False
-        may_rest = self.is_expected and followed is not None
+        are_leaves_noted = self.leaves is None or self.leaves.step_ended(at_save=at_save)
+        may_rest = self.is_expected and followed is not None and are_leaves_noted
+        if modules.rests and not are_leaves_noted:
+            self._follow_modules(modules)
         modules.step_ended(may_rest=may_rest and self._rest.step_ended())
         if self._lesson is None or self.gate is None:
             return

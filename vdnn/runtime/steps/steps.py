@@ -173,6 +173,7 @@ class StepWatch:
         self._is_in_hook = False  # the thread that holds the lock of the saves is in a watched hook
         self._observed: ObservedHook | None = None  # None: nothing is measured
         self._has_passed_through = False  # a save of the running step
+        self._ends_at_save = False  # the step that is ending ends at the first save of the next one
         self._step = WatchedStep(self._ends)
 
     # Results.
@@ -319,7 +320,7 @@ class StepWatch:
         """Counts the memory of a step whose saves all passed through."""
         transport, gauges, planner = self.transport, self.gauges, self.options.planner
         self._step.abandon_recorder()
-        self.settling.step_ended(self._modules)
+        self.settling.step_ended(self._modules, at_save=self._ends_at_save)
         if transport is None or gauges is None or planner is None:
             return
         gauges.mark(transport.current_stream())
@@ -337,16 +338,20 @@ class StepWatch:
         are_gone = self._step.uses > 0 and self._graphs_are_gone
         if not are_gone and self._ends.is_within_step:
             return
-        if self._ends.is_due_before_save(graphs_are_gone=are_gone):
-            self.end_step()
-        elif are_gone and self._plans.is_planning and self._ends.is_micro_batch_over(graphs_are_gone=are_gone):
-            self._end_micro_batch([])
-            self._step = WatchedStep(self._ends, is_later=True, before=self._step)
-            self._begin_observers(is_settled=self.settling.is_expected)
+        self._ends_at_save = True
+        try:
+            if self._ends.is_due_before_save(graphs_are_gone=are_gone):
+                self.end_step()
+            elif are_gone and self._plans.is_planning and self._ends.is_micro_batch_over(graphs_are_gone=are_gone):
+                self._end_micro_batch([])
+                self._step = WatchedStep(self._ends, is_later=True, before=self._step)
+                self._begin_observers(is_settled=self.settling.is_expected)
+        finally:
+            self._ends_at_save = False
 
     def _end_micro_batch(self, outliving: list[ManagedStorage]) -> None:
         step = self._step
-        self.settling.step_ended(self._modules)
+        self.settling.step_ended(self._modules, at_save=self._ends_at_save)
         self._plans.tell_kind(step.keys)
         self._finish_observers(step, outliving)
         self._plans.ended(step.keys)
