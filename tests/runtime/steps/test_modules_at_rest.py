@@ -245,7 +245,7 @@ def recomputing(model: Model, operation: str) -> Iterator[Session]:
         ("tanh", True),  # torch's settings are read where the tanh saves
         ("tanh <- add <- mul", False),  # an addition saves nothing: they are read at the calls next to it
         ("layer_norm", True),  # its eps is read from the frame of its call, at a save
-        ("tanh <- addmm", True),  # the version of the bias is noted at the first save of the step
+        ("tanh <- addmm", True),  # the version of the bias is noted at the end of the step before
     ],
 )
 def test_a_plan_that_recomputes_rests_if_no_fact_is_noted_at_calls(operation: str, rests: bool) -> None:
