@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.rehearsal.attention_masks import masks_as_on_a_gpu
 from vdnn.runtime.rehearsal.fused_attention import attend
 from vdnn.runtime.rehearsal.gpu_calls import gpu_calls
 from vdnn.runtime.rehearsal.host_values import HostValues
@@ -56,7 +57,11 @@ def rehearsed_saves(make: Callable[[int], Any], batch: int, precision: torch.dty
 def cuda_saves(make: Callable[[int], Any], batch: int, precision: torch.dtype | None = None) -> list[Save]:
     """The saves of torch's operations for CUDA, each storage once, without parameters, in order."""
     values = HostValues(device=_CUDA)
-    with FakeTensorMode(), same_random_numbers(), fake_modules_can_be_converted(), gpu_calls(casts_here=False), values:
+    with contextlib.ExitStack() as stack:
+        for context in (FakeTensorMode(), same_random_numbers(), fake_modules_can_be_converted(), masks_as_on_a_gpu()):
+            stack.enter_context(context)
+        stack.enter_context(gpu_calls(casts_here=False))
+        stack.enter_context(values)
         with _MadeOnTheHost():
             staged = subject_of(make, batch).make()
         if staged.compute_loss is None:
