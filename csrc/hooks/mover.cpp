@@ -106,7 +106,7 @@ bool is_held(const LightStorage* storage) {
   return held_storage(storage).get() != Py_None;
 }
 
-bool is_untraced(const Mover* mover) {
+bool may_move_here(const Mover* mover) {
   const auto& parts = mover->parts;
   const Reference level = Reference::stolen(PyObject_CallNoArgs(parts[kTransformLevel]));
   std::int64_t modes = 0;
@@ -114,11 +114,10 @@ bool is_untraced(const Mover* mover) {
       (modes != 0 && !is_false(Reference::stolen(PyObject_CallNoArgs(parts[kIsTraced]))))) {
     return false;
   }
-  return parts[kIsCapturing] == Py_None || is_false(Reference::stolen(PyObject_CallNoArgs(parts[kIsCapturing])));
-}
-
-bool may_move_here(const Mover* mover) {
-  return is_untraced(mover) && is_on_stream(mover->board->transfer);
+  if (parts[kIsCapturing] != Py_None && !is_false(Reference::stolen(PyObject_CallNoArgs(parts[kIsCapturing])))) {
+    return false;
+  }
+  return is_on_stream(mover->board->transfer);
 }
 
 bool issue_reload(LightStorage* storage) {

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import torch
 
-from vdnn import _C
 from vdnn.planning.policies import OnlinePolicy
 from vdnn.runtime.recompute.readers import Readers
 from vdnn.runtime.session.exemptions import Exemptions
@@ -41,13 +39,6 @@ from vdnn.step.plan import Action
 _KEEP, _OFFLOAD, _RECOMPUTE, _COMPRESS = Action  # an attribute look-up on an Enum class costs as much as a call
 _Node = torch.autograd.graph.Node
 _Storage = torch.UntypedStorage
-
-
-class KeepsNatively(Protocol):
-    """The saves of a step without a plan that the gate keeps."""
-
-    def python_manages(self, storage: _Storage) -> None:
-        """Called before `storage` is managed."""
 
 
 class Saves:
@@ -80,7 +71,6 @@ class Saves:
         self.lookahead = Lookahead()
         self.deferred = DeferredCopies()
         self.recipes: SessionRecipes | None = None
-        self.unplanned: KeepsNatively | None = None  # while it keeps saves of the running step
         self.after_save: Callable[[], None] | None = None
         self._modules = modules
         self._forks = forks.count
@@ -121,13 +111,9 @@ class Saves:
         storage: _Storage,
         node: _Node | None,
         transport: Transport,
-        kept_in: tuple[_C.Stream | None, type | None] | None = None,
     ) -> tuple[PackedView, bool]:
-        """The packed view of `part`, which is the tensor or its shard, and whether its bytes are newly managed.
-        `kept_in`: the stream and the class of the module of a save that the gate has kept until now."""
+        """The packed view of `part`, which is the tensor or its shard, and whether its bytes are newly managed."""
         counters = self.counters
-        if self.unplanned is not None and kept_in is None:
-            self.unplanned.python_manages(storage)
         whole, nbytes = storage.nbytes(), part.nbytes
         begin, managed_bytes = (0, whole) if nbytes == whole else bytes_to_manage(part, whole)
         key = (storage._cdata, begin, managed_bytes)
@@ -138,21 +124,17 @@ class Saves:
         if known is not None and self._can_join(known.found, part, known.begin):
             counters.shared_saves += 1
             return PackedView(known.found, part, known.witness, geometry, known.begin), False
+        refuse_graphs_around()
         witness = counter_of(counted)
-        if kept_in is None:
-            refuse_graphs_around()
-            module = self._modules.innermost()
-            stream, saved_in = None, None if module is None else type(module)
-        else:
-            stream, saved_in = kept_in
+        module = self._modules.innermost()
         facts = StorageFacts(
             transport.address_of(storage) + begin,
             begin,
             managed_bytes,
-            stream or transport.current_stream(),
+            transport.current_stream(),
             geometry,
             nbytes == managed_bytes and is_dense(part),
-            saved_in,
+            None if module is None else type(module),
             counters,
         )
         managed = ManagedStorage(transport, storage, facts, witness)

@@ -51,20 +51,9 @@ class Lookahead:
                 known.position = position
         self._prefetched = deque(reference for reference in self._prefetched if reference() is not None)
         self._prune_at = max(64, 2 * len(self._order))
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
         self._recent.clear()
         self._last_used = 0
         self._backward, self._begin, self._issued_before = -1, -1, (-1, -1)
-
-    def sort(self, number_of: Callable[[ManagedStorage], int | None]) -> None:
-        """Sorts the storages that have a number by it: they were noted later than they were saved."""
-        self._prune()
-        numbered = sorted((number, managed) for managed in self.living() if (number := number_of(managed)) is not None)
-        positions = sorted(managed.position for _, managed in numbered)
-        for position, (_, managed) in zip(positions, numbered, strict=True):
-            self._order[position], managed.position = managed.reference, position
 
     def living(self) -> list[ManagedStorage]:
         return [managed for reference in self._order if (managed := reference()) is not None]
