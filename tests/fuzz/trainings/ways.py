@@ -210,6 +210,11 @@ REFUSALS = (
         "refused",
     ),
     Refusal(
+        r"was written to while .* ran, .* in a way that torch does not count",
+        r"(changing|planned)[\s\S]*(writing|momentum)\(",
+        "If it is found later, a `VdnnError` names the parameter, the module and the line of the call",
+    ),
+    Refusal(
         r"optimizer: parameter .* is not one of the model's",
         r"load\('assign'\)",
         "the session then checks that the optimizer's parameters are the model's",
