@@ -134,7 +134,8 @@ PyObject* needs_recomputes(PyObject* self, void*) {
   }
   for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(counted->operands); ++index) {
     const Reference managed = managed_of(PyTuple_GET_ITEM(counted->operands, index));
-    const Reference missing = managed ? Reference::stolen(PyObject_GetAttr(managed.get(), must_be_recomputed)) : Reference();
+    const Reference missing =
+        managed ? Reference::stolen(PyObject_GetAttr(managed.get(), must_be_recomputed)) : Reference();
     const int is_true = missing ? PyObject_IsTrue(missing.get()) : -1;
     if (is_true != 0) {
       return is_true < 0 ? nullptr : Py_NewRef(Py_True);

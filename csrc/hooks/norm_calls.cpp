@@ -36,7 +36,8 @@ struct Call final {
   double eps = 0;
   bool has_eps = false;  // false: None
   bool has_bias = false;
-  std::array<std::uintptr_t, 8> storages{};  // the native addresses of those that the node saved, as many as any norm does
+  std::array<std::uintptr_t, 8>
+      storages{};  // the native addresses of those that the node saved, as many as any norm does
   std::size_t saves = 0;
 };
 
@@ -121,7 +122,7 @@ std::uintptr_t packed_storage_of(PyObject* packed) {
   PyObject* held = is_light_save(packed)  ? reinterpret_cast<LightSave*>(packed)->full
                    : is_kept_save(packed) ? reinterpret_cast<KeptSave*>(packed)->tensor
                    : PyTuple_CheckExact(packed) && PyTuple_GET_SIZE(packed) == 2 ? PyTuple_GET_ITEM(packed, 0)
-                                                                                : packed;
+                                                                                 : packed;
   const Reference managed = Reference::stolen(PyObject_GetAttr(held, managed_name));
   if (!managed) {
     PyErr_Clear();
@@ -178,8 +179,8 @@ PyObject* watch_norm_calls(PyObject*, PyObject* arguments) {
   for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(norms); ++index) {
     PyObject *code = nullptr, *nodes = nullptr, *given = PyTuple_GET_ITEM(norms, index);
     int lacks_eps = 0, lacks_bias = 0;
-    if (!PyTuple_Check(given) || !PyArg_ParseTuple(given, "O!O!pp", &PyCode_Type, &code, &PyFrozenSet_Type, &nodes,
-                                                   &lacks_eps, &lacks_bias)) {
+    if (!PyTuple_Check(given) ||
+        !PyArg_ParseTuple(given, "O!O!pp", &PyCode_Type, &code, &PyFrozenSet_Type, &nodes, &lacks_eps, &lacks_bias)) {
       if (PyErr_Occurred() == nullptr) {
         PyErr_SetString(PyExc_TypeError, "expected a tuple of four for each function of norms");
       }
@@ -246,11 +247,16 @@ bool note_norm_save(std::int64_t node, PyObject* tensor, bool is_first, bool in_
 
 bool add_norm_calls(PyObject* module) {
   const std::pair<PyObject**, const char*> names[] = {
-      {&locals_name, "f_locals"},      {&node_name, "name"},
-      {&eps_name, "eps"},              {&bias_name, "bias"},
-      {&storage_name, "untyped_storage"}, {&address_name, "_cdata"},
-      {&managed_name, "managed"},      {&native_address_name, "native_address"},
-      {&input_name, "_raw_saved_input"}, {&data_name, "data"},
+      {&locals_name, "f_locals"},
+      {&node_name, "name"},
+      {&eps_name, "eps"},
+      {&bias_name, "bias"},
+      {&storage_name, "untyped_storage"},
+      {&address_name, "_cdata"},
+      {&managed_name, "managed"},
+      {&native_address_name, "native_address"},
+      {&input_name, "_raw_saved_input"},
+      {&data_name, "data"},
   };
   for (const auto& [name, text] : names) {
     *name = PyUnicode_InternFromString(text);

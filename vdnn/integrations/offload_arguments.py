@@ -64,8 +64,12 @@ class OffloadArguments:
         default="immediate",
         metadata={"help": "when an offloaded optimizer steps: immediate, or deferred to the next forward pass"},
     )
-    vdnn_gradients: bool = field(
-        default=False, metadata={"help": "gradients of an offloaded optimizer live on the host until they are read"}
+    vdnn_gradients: Optional[bool] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": "gradients of an offloaded optimizer live on the host until they are read; default: where the "
+            "budget needs it"
+        },
     )
     vdnn_parameters: Optional[str] = field(  # noqa: UP045
         default=None,
