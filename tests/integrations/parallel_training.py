@@ -44,6 +44,7 @@ from torch.utils.checkpoint import checkpoint
 
 import vdnn
 from tests.runtime.rigs.side_by_side import alive, same_bits
+from tests.runtime.training_state.ways import what_stays_changes
 from vdnn.integrations.ranks import offload_together
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.torch_internals.gradient_reads import native_gradient
@@ -417,6 +418,8 @@ STATES: dict[str, dict[str, Any]] = {
     "frozen": {"parameters": "frozen", "gradients": True},
     "all": {"parameters": "all", "gradients": True},
 }
+# As "gradients", but after each step others of the gradients and states stay on the device: on each rank other ones.
+SOME_STAY = "some stay"
 MOVES, PLANS, AUTO = "moves", "prefix-cut", "auto"
 
 
@@ -431,7 +434,12 @@ def beside_plain(rank: int, program: str, way: str) -> dict[str, Any]:
 
     @contextlib.contextmanager
     def inside(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], None] | None]:
-        if way not in STATES:
+        if way == SOME_STAY:
+            managed = vdnn.offload(**ON_SIM, optimizer=optimizer, **STATES["gradients"])
+            with what_stays_changes(rank) as stayed, contextlib.closing(managed) as session, session:
+                yield lambda: facts.update(stayed=max(facts["stayed"], _on_the_device(model)))
+                facts["some_stayed"] = sum(stayed)
+        elif way not in STATES:
             with moving(way) as session:
                 yield None
         else:

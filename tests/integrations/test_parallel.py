@@ -6,7 +6,17 @@ from __future__ import annotations
 import pytest
 
 from tests.integrations import parallel_training
-from tests.integrations.parallel_training import AUTO, BATCH, MOVES, PLANS, STATES, STEPS, WIDTH, beside_plain
+from tests.integrations.parallel_training import (
+    AUTO,
+    BATCH,
+    MOVES,
+    PLANS,
+    SOME_STAY,
+    STATES,
+    STEPS,
+    WIDTH,
+    beside_plain,
+)
 from tests.integrations.ranks import RankFailed, Ranks
 
 pytestmark = pytest.mark.slow
@@ -26,6 +36,7 @@ CASES = [
     *((one, "gradients") for one in ("DDP", *KINDS_OF_DDP, *SHARDED, "1F1B")),
     *((one, "frozen") for one in ("DDP, frozen", "FSDP2, frozen")),
     ("1F1B", "all"),
+    *((one, SOME_STAY) for one in ("DDP", "DDP, micro-batches", "DDP, checkpoints", *SHARDED[:2], "1F1B")),
 ]
 
 
@@ -39,6 +50,7 @@ def test_ranks_train_the_same(program: str, way: str, two_ranks: Ranks) -> None:
     for fact in facts:
         assert fact["differing"] == []
         assert fact["storages"], fact["report"]
+        assert fact.get("some_stayed", 1) > 0
         if way in (PLANS, AUTO):
             assert fact["planned_bytes"], fact["report"]
         if way in (MOVES, PLANS) and program != "DDP, no_sync":

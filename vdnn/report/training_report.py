@@ -10,8 +10,10 @@ from typing import Any
 from vdnn.bytesize import format_bytes
 from vdnn.report.plan_text import NEEDS_SCIPY, aligned, certificate, issued
 from vdnn.step.json_form import load_file, save_text, to_json
+from vdnn.step.training_plan import PlacedParameter, TrainingPlan
 
 _FORM, _VERSION = "vdnn training plan", 1
+_AT_THE_END = "after backward"  # the step time of most plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,22 @@ class TrainingReport:
     plan_seconds: float
     rank: RankShare | None = None
     issue_ns: int = 0
+    parameters: tuple[PlacedParameter, ...] = ()
+
+    @property
+    def plan(self) -> TrainingPlan:
+        """Says what leaves the device of each parameter, for `vdnn.offload(plan=...)`."""
+        return TrainingPlan(self.model, self.budget_bytes, self.parameters, self._not_followed())
+
+    def _not_followed(self) -> str:
+        """Why a session does not follow this plan."""
+        if not self.parameters:
+            return "it was saved by an earlier version of vdnn, without the names of parameters"
+        if self.rank is not None:
+            return "it is that of one of several ranks"
+        if self.cpu_step_bytes or self.step_time != _AT_THE_END:
+            return "its optimizer steps on the CPU, in backward or later, which a session does only when it is told"
+        return ""
 
     @property
     def slowdown(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,13 +49,14 @@ def options_for(way: str, training: Training) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def what_stays_changes(seed: int = 7) -> Iterator[list[int]]:
-    """After each step of an optimizer other parameters, gradients and states stay on the device, or none. Yields how
-    many parameters stayed each time."""
-    drawn, stepped, found = random.Random(seed), Engine._optimizer_stepped, list[int]()
+    """After each step of an optimizer other parameters, gradients and states stay on the device, or none. Each engine
+    draws the same. Yields how many parameters stayed each time, and gradients of optimizers without these."""
+    draws: weakref.WeakKeyDictionary[Engine, random.Random] = weakref.WeakKeyDictionary()
+    stepped, found = Engine._optimizer_stepped, list[int]()
 
     def changed(self: Engine, optimizer: torch.optim.Optimizer, *_: object) -> None:
         stepped(self, optimizer)
-        room = self.state_room
+        room, drawn = self.state_room, draws.setdefault(self, random.Random(seed))
         if drawn.random() < 1 / 3:
             room.leave()
             return
@@ -70,6 +72,8 @@ def what_stays_changes(seed: int = 7) -> Iterator[list[int]]:
         for state in self._managed_states():
             room.staying[StateKind.GRADIENTS] |= some(state.gradients.bytes_away())
             room.staying[StateKind.STATE] |= some(state.bytes_away())
+        if not self._managed_parameters():
+            found.append(sum(map(len, room.staying.values())))
 
     Engine._optimizer_stepped = changed  # type: ignore[method-assign]
     try:

@@ -9,7 +9,7 @@ the peaks of both agree. Where a gradient takes the place of saves that are gone
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -49,6 +49,7 @@ class Held:
     master_weights: bool = False
     gradient_bytes: int = 0
     freed_bytes: int = 0
+    names: Mapping[int, str] = field(default_factory=dict)  # of the parameters, by id
 
     def state_bytes(self, parameter: torch.nn.Parameter) -> int:
         state = self.states.get(id(parameter))
@@ -62,9 +63,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class UnitParameter:
-    """One parameter of a unit: the size of its first dimension, 0 for a number, and its bytes. `is_shared`: several
-    units use it, so that its own bytes are not the unit's."""
+    """One parameter of a unit: its name in the model, the size of its first dimension, 0 for a number, and its bytes.
+    `is_shared`: several units use it, so that its own bytes are not the unit's."""
 
+    name: str
     rows: int
     nbytes: int
     gradient_bytes: int
@@ -154,7 +156,8 @@ def _owned(marks: MarkedStep, held: Held) -> tuple[list[_Owned], int]:
         nbytes = storage.nbytes()
         state = held.state_bytes(parameter) if gradient else 0
         rows = parameter.shape[0] if parameter.dim() else 0
-        one.parameters.append(UnitParameter(rows, nbytes, gradient, state, is_shared=len(uses) != 1))
+        name = held.names.get(id(parameter), "")
+        one.parameters.append(UnitParameter(name, rows, nbytes, gradient, state, is_shared=len(uses) != 1))
         if len(uses) == 1:
             resident += nbytes
             if gradient:

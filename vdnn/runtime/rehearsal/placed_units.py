@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from vdnn.planning.training.cycle import ByteClass, cycle_of
@@ -9,6 +10,8 @@ from vdnn.planning.training.placement import Activations, Placement, State, Unit
 from vdnn.planning.training.simulate_cycle import TrainingStep
 from vdnn.planning.training.training import Training, Unit
 from vdnn.report.training_report import BusySpan, PlacedUnits, TaskMemory
+from vdnn.runtime.rehearsal.measured_units import UnitParameter
+from vdnn.step.training_plan import PlacedParameter
 
 _ACTIVATIONS = {
     Activations.KEEP: "kept",
@@ -66,6 +69,23 @@ def placed_units(training: Training, placement: Placement) -> tuple[PlacedUnits,
             to_host_bytes=sum(to_host[index] for index in members),
         )
         for (_, one), members in rows.items()
+    )
+
+
+def placed_parameters(
+    placement: Placement, parameters: Sequence[Sequence[UnitParameter]]
+) -> tuple[PlacedParameter, ...]:
+    """Says what leaves of each parameter of each unit. Parameters that several units use stay."""
+    return tuple(
+        PlacedParameter(
+            one.name,
+            one.nbytes,
+            streams=unit.streams and not one.is_shared,
+            gradient_leaves=unit.gradient_leaves and bool(one.gradient_bytes),
+            state_leaves=unit.state is not State.DEVICE and bool(one.state_bytes),
+        )
+        for unit, several in zip(placement.units, parameters, strict=True)
+        for one in several
     )
 
 

@@ -156,6 +156,7 @@ def _held(
         master_weights,
         sum(before.values()),
         sum(nbytes for key, nbytes in before.items() if key not in after_first),
+        {id(one): name for name, one in staged.model.named_parameters()},
     )
 
 

@@ -35,7 +35,7 @@ from vdnn.planning.training.training_bound import training_bound
 from vdnn.report.training_report import TrainingReport
 from vdnn.runtime.rehearsal.chosen_passes import AUTO, fastest_passes
 from vdnn.runtime.rehearsal.host_probe import host_of
-from vdnn.runtime.rehearsal.placed_units import busy_spans, placed_units, task_memory
+from vdnn.runtime.rehearsal.placed_units import busy_spans, placed_parameters, placed_units, task_memory
 from vdnn.runtime.rehearsal.ranks import Ranks, on_one_rank, ranks_of
 from vdnn.runtime.rehearsal.rehearsal import subject_of
 from vdnn.runtime.rehearsal.rehearsed_training import RehearsedTraining, rehearse_training
@@ -331,6 +331,7 @@ def planned_training(
         notes=(*terms.notes, *stand_ins),
         plan_seconds=round(time.perf_counter() - began, 3),
         rank=rehearsed.rank,
+        parameters=placed_parameters(step.placement, rehearsed.parameters),
     )
 
 

@@ -25,6 +25,8 @@ from vdnn.runtime.training_state.optimizer_state import OptimizerState, Transpor
 from vdnn.runtime.training_state.parameters.managed_parameters import ManagedParameters
 from vdnn.runtime.training_state.slices import parameters_of
 from vdnn.runtime.training_state.state_copies import StateCopies
+from vdnn.runtime.training_state.state_room import StateKind
+from vdnn.step.training_plan import TrainingPlan
 
 BudgetBytes = Callable[[int], int | None]  # of a device with so many bytes
 logger = logging.getLogger("vdnn")
@@ -96,8 +98,12 @@ class GrownExtents:
 class AsNeeded:
     """Chooses the extent of one session: see [Note: Extent]."""
 
-    def __init__(self, model: torch.nn.Module, states: Sequence[OptimizerState]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, states: Sequence[OptimizerState], plan: TrainingPlan | None = None
+    ) -> None:
+        """`plan`, of this model, says what leaves: the session begins with that."""
         self.model = model
+        self._plan = plan
         self._states = states
         self._parameters: ManagedParameters | None = None
         self.lines: list[str] = []  # for the report
@@ -120,6 +126,8 @@ class AsNeeded:
 
     def at_begin(self, transport_for: TransportFor, budget_bytes: BudgetBytes) -> Extent:
         """The extent for a session that begins with what the model and its optimizers have on the device now."""
+        if self._plan is not None:
+            return _extent_of(self._plan)
         trained = [one for state in self._states for one in parameters_of(state.optimizer) if one.requires_grad]
         device = next((one.device for one in trained if one.device.type != "meta"), None)
         transport = None if device is None else transport_for(device)
@@ -137,6 +145,20 @@ class AsNeeded:
             return Extent.GRADIENTS
         return Extent.PARAMETERS
 
+    def staying(self) -> dict[StateKind, set[int]] | None:
+        """The ids of the parameters that stay, or whose gradient or state does, as the plan says it; None without."""
+        if self._plan is None:
+            return None
+        placed = {one.name: one for one in self._plan.parameters}
+        staying: dict[StateKind, set[int]] = {kind: set() for kind in StateKind}
+        for name, parameter in self.model.named_parameters():
+            one = placed.get(name)
+            leaving = (False, False, False) if one is None else (one.streams, one.gradient_leaves, one.state_leaves)
+            for kind, leaves in zip(StateKind, leaving, strict=True):
+                if not leaves:
+                    staying[kind].add(id(parameter))
+        return staying
+
     def beyond(self, now: Extent, error: BudgetError) -> Extent:
         """The next extent: with parameters, if the gradients have too few bytes for what was refused."""
         trained = [one for state in self._states for one in parameters_of(state.optimizer) if one.requires_grad]
@@ -145,12 +167,36 @@ class AsNeeded:
         return min(Extent.GRADIENTS if is_enough else Extent.PARAMETERS, self.largest())
 
     def note(self, extent: Extent, error: BudgetError | None) -> None:
+        if error is None and self._plan is not None:
+            self.lines = [f"  the plan of {self._plan.model} is followed: what leaves was given, and what stays"]
+            return
         if extent is Extent.STATE:
             self.lines = []
             return
         why = "the budget has no room for them" if error is None else f"{format_bytes(error.least_bytes)} were needed"
         self.lines = [f"  {extent.text} leave the device: {why}"]
         logger.info("vdnn:%s", self.lines[0])
+
+
+def check_plan_of(plan: TrainingPlan, model: torch.nn.Module) -> None:
+    """Raises ValueError if no session follows the plan, or not for this model."""
+    if plan.problem:
+        raise ValueError(f"plan: no session follows this one: {plan.problem}.")
+    found: dict[int, tuple[str, int]] = {}
+    for name, parameter in model.named_parameters():
+        part = plain_part(parameter)
+        if part is not None:
+            storage = part.untyped_storage()
+            found.setdefault(storage._cdata, (name, storage.nbytes()))
+    difference = plan.difference(dict(found.values()))
+    if difference:
+        raise ValueError(f"plan: expected one of this model, got that of {plan.model}: {difference}.")
+
+
+def _extent_of(plan: TrainingPlan) -> Extent:
+    if any(one.streams for one in plan.parameters):
+        return Extent.PARAMETERS
+    return Extent.GRADIENTS if any(one.gradient_leaves for one in plan.parameters) else Extent.STATE
 
 
 def _bytes_on(device: torch.device | None, tensors: Iterable[torch.Tensor]) -> int:

@@ -27,7 +27,7 @@ from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute.codecs import LOSSLESS, LOSSY
 from vdnn.runtime.recompute.rechecks import DEFAULT_ONE_IN
 from vdnn.runtime.recompute.tolerance import check_tolerance
-from vdnn.runtime.session.as_needed import AsNeeded
+from vdnn.runtime.session.as_needed import AsNeeded, check_plan_of
 from vdnn.runtime.session.engine import EngineOptions
 from vdnn.runtime.session.host_share import host_bytes_of_rank
 from vdnn.runtime.session.limits import Limits, bytes_of
@@ -45,6 +45,7 @@ from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.steps.steps import StepOptions
 from vdnn.runtime.storage.transport import Transport, TransportOptions
 from vdnn.step.plan import Plan
+from vdnn.step.training_plan import TrainingPlan
 from vdnn.user_warnings import warn
 
 # What to do where torch's allocator counts no requested bytes.
@@ -55,7 +56,7 @@ def offload(
     policy: str | OnlinePolicy | PlanPolicy = "auto",
     *,
     budget: int | str | None = None,
-    plan: Plan | None = None,
+    plan: Plan | TrainingPlan | None = None,
     plans: str | os.PathLike[str] | None = None,
     device: str | TensorDevice | None = None,
     recompute: bool = True,
@@ -85,7 +86,9 @@ def offload(
             ``"vdnn-conv"`` without a budget decide at every save and plan nothing.
         budget: Device memory that a step may take: ``"12GiB"``, a share of the device (``"80%"``), a number of bytes,
             or ``"min"`` for the least that any plan reaches. Default: the memory that the device has.
-        plan: A plan to follow, such as ``Plan.load("plan.json")``. It replaces ``policy`` and ``budget``.
+        plan: A plan to follow, such as ``Plan.load("plan.json")``. It replaces ``policy`` and ``budget``. That of a
+            whole training, ``vdnn.plan_training(...).plan``, says which parameters, gradients and states of ``model``
+            and ``optimizer`` stay from the first step on; activations are planned for the rest of its budget.
         plans: A folder in which plans outlive the process: the next run of the same training follows them from its
             first step on, and records and plans nothing (docs/sessions.md). Default: plans end with the process.
         device: ``"cuda"``; ``"sim"`` for tensors on the CPU and a simulated device; a :class:`vdnn.VirtualMachine`.
@@ -150,6 +153,9 @@ def offload(
         raise ValueError("tolerance: recompute=False recomputes nothing. Leave one of the two out.")
     wanted = None if budget is None else parse_budget(budget)
     _check_plan(plan, policy, wanted)
+    whole, plan = (plan, None) if isinstance(plan, TrainingPlan) else (None, plan)
+    if whole is not None:
+        wanted = parse_budget(whole.budget_bytes)
     folder = path_of(plans)
     if integrity and isinstance(device, TensorDevice) and device.fake:
         raise ValueError("integrity: tensors without data cannot be compared. Make the VirtualMachine with fake=False.")
@@ -195,7 +201,14 @@ def offload(
     defers = defers_steps(optimizer_step, states, on_cpu=on_cpu, parameters=parameters)
     is_open = parameters is None and gradients is None and not on_cpu and not defers
     has_budget = planner is not None and not planner.wants_the_least
-    as_needed = AsNeeded(model, states) if is_open and has_budget and model is not None and states else None
+    if whole is not None:
+        if model is None or not states or not is_open:
+            raise ValueError(
+                "plan: it says what leaves of a model and its optimizer. Give model= and optimizer= as well, and no "
+                "other options of what leaves."
+            )
+        check_plan_of(whole, model)
+    as_needed = AsNeeded(model, states, whole) if is_open and has_budget and model is not None and states else None
     gradients = bool(gradients) or (parameters == "all" and not on_cpu)
     if steps is not None and planner is not None and folder is not None:
         changing = {
@@ -226,7 +239,7 @@ def offload(
     named = policy if isinstance(policy, str) else id(policy)
     learns = wanted, recompute, lossy, limit, recheck, integrity, measure, warmup_steps, least, limits, folder
     on = None if isinstance(device, TensorDevice) else device  # which keeps engines of its own
-    return make(engine, (named, on, *learns, parameters, gradients, defers, as_needed is not None))
+    return make(engine, (named, on, *learns, parameters, gradients, defers, as_needed is not None, whole))
 
 
 def _codecs_with(lossy: object) -> tuple[str, ...]:
@@ -242,7 +255,7 @@ def _check_plan(plan: object, policy: object, budget: Budget | None) -> None:
         raise TypeError("policy: expected a name or a policy, got a Plan: give it as plan=.")
     if plan is None:
         return
-    if not isinstance(plan, Plan):
+    if not isinstance(plan, (Plan, TrainingPlan)):
         raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}; Plan.load reads one from a file.")
     if budget is not None:
         raise ValueError("budget: a plan has a budget of its own. Give one of the two.")

@@ -226,8 +226,11 @@ class Session(contextlib.ContextDecorator):
         self._parameters = as_needed.parameters if extent >= Extent.PARAMETERS else None
         if extent >= Extent.PARAMETERS:
             engine.manage_parameters()
+        staying = as_needed.staying() if before is None else None
         if extent > (before or Extent.STATE):
             engine.grow()
+        if staying is not None:
+            engine.state_room.follow(staying)
 
     def _before_step(self) -> None:
         """Called before an optimizer of this session steps: gradients, or parameters too, leave from now on if a step

@@ -138,6 +138,7 @@ class StateRoom:
         """Both tell who sessions manage now; None once the engine is gone."""
         self.staying: dict[StateKind, set[int]] = {kind: set() for kind in StateKind}
         self.lines: list[str] = []  # for the report
+        self.predicted_ns: int | None = None  # of a step with what stays, if it was decided here
         self._states = states
         self._parameters = parameters
         self._decisions = 0
@@ -147,6 +148,7 @@ class StateRoom:
         self._steps: Callable[[], PredictedSteps | None] = lambda: None  # for which it was decided
         self._planned_with = False  # plans are of steps in which parameters or gradients stay
         self._is_recorded_anew = False  # the next step is, with all that stays
+        self._is_followed = False  # what stays was given, and plans have not settled since
 
     def holds_state(self, parameter: object) -> bool:
         """True if the state of `parameter` stays."""
@@ -161,7 +163,10 @@ class StateRoom:
 
     def stepped(self, steps: PredictedSteps) -> None:
         """Called after each step of an optimizer."""
-        self._is_recorded_anew = False
+        self._is_followed = self._is_followed and not steps.are_plans_settled
+        if self._is_followed:
+            self._over_before, self._steps = steps.steps_over_budget, weakref.ref(steps)
+        self._is_recorded_anew = self._is_followed
         if self._is_held and steps.steps_over_budget > self._over_before:
             self._decisions = _MOST_DECISIONS
             self.leave()
@@ -182,6 +187,14 @@ class StateRoom:
         self._decisions += 1
         if all(state.may_stay() for state in states):
             self._decide(states, parameters, before, now, steps)
+
+    def follow(self, staying: dict[StateKind, set[int]]) -> None:
+        """What stays was decided before: the parameters with these ids, and the gradients and states of these. Called
+        before anything leaves. Steps have no plans yet, and are recorded with what stays."""
+        self.staying = {kind: set(staying[kind]) for kind in StateKind}
+        self._decisions = _MOST_DECISIONS
+        self._is_followed = self._is_recorded_anew = self._is_held
+        self._planned_with = bool(staying[StateKind.PARAMETERS] or staying[StateKind.GRADIENTS])
 
     def _decide(
         self,
@@ -225,6 +238,7 @@ class StateRoom:
             return
         self._over_before = steps.steps_over_budget
         self._take(best, parameters, steps)
+        self.predicted_ns = round(best_ns)
         kinds = ", ".join(
             f"{format_bytes(best.nbytes[kind])} of {kind.value}" for kind in StateKind if best.nbytes[kind]
         )
@@ -255,7 +269,7 @@ class StateRoom:
         """Everything leaves the device, until it is decided again. Returns the bytes of state that it had there."""
         if not self._is_held or self._is_recorded_anew:
             return 0
-        self._counts = None
+        self._counts = self.predicted_ns = None
         self.staying = {kind: set() for kind in StateKind}
         self.lines = ["  all of the training state leaves the device again: a step needed the room"]
         logger.info("vdnn:%s", self.lines[0])
@@ -273,7 +287,7 @@ class StateRoom:
 
     def begin_anew(self, steps: PredictedSteps) -> None:
         """More of the training state is managed from now on. Nothing stays until it is decided again."""
-        self._is_recorded_anew = self._planned_with = False
+        self._is_recorded_anew = self._planned_with = self._is_followed = False
         self.leave()
         self.lines, self._decisions, self._counts = [], 0, None
         self._leave_room_for_copies(steps)
