@@ -75,7 +75,10 @@ def placed_units(training: Training, placement: Placement) -> tuple[PlacedUnits,
 def placed_parameters(
     placement: Placement, parameters: Sequence[Sequence[UnitParameter]]
 ) -> tuple[PlacedParameter, ...]:
-    """Says what leaves of each parameter of each unit. Parameters that several units use stay."""
+    """Says what leaves of each parameter of each unit. Parameters that several units use stay.
+    Empty for a training whose units are not those of the rehearsal."""
+    if len(placement.units) != len(parameters):
+        return ()
     return tuple(
         PlacedParameter(
             one.name,
