@@ -189,7 +189,7 @@ class StateRoom:
             self._decide(states, parameters, before, now, steps)
 
     def follow(self, staying: dict[StateKind, set[int]]) -> None:
-        """What stays was decided before: the parameters with these ids, and the gradients and states of these. Called
+        """Keeps the parameters with these ids, and the gradients and states of such, as it was decided before. Called
         before anything leaves. Steps have no plans yet, and are recorded with what stays."""
         self.staying = {kind: set(staying[kind]) for kind in StateKind}
         self._decisions = _MOST_DECISIONS
