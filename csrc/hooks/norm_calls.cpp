@@ -36,8 +36,7 @@ struct Call final {
   double eps = 0;
   bool has_eps = false;  // false: None
   bool has_bias = false;
-  std::array<std::uintptr_t, 8>
-      storages{};  // the native addresses of those that the node saved, as many as any norm does
+  std::array<std::uintptr_t, 8> storages{};  // native addresses of what the node saved: no norm saves more
   std::size_t saves = 0;
 };
 
