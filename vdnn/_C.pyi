@@ -904,6 +904,29 @@ def save_in_slot(node: Any, slot: str, unpack: Any, /) -> Any:
     """What the pack hook returned for this raw slot; None if it is empty, released, or packed by another hook."""
 
 @final
+class UnplannedSaves:
+    """Keeps the saves of steps without a plan for the gate. See csrc/hooks/unplanned_saves.h."""
+
+    def __new__(cls, *parts: object) -> UnplannedSaves: ...
+    def open(self, step: object, device: Any, least_bytes: int, /) -> None:
+        """From now on the gate keeps the plain saves of this thread. Smaller storages are Python's."""
+    def close(self, /) -> None:
+        """Further saves are Python's."""
+    def end(self, /) -> None:
+        """The step is over."""
+    def lifetime_at(self, address: int, /) -> int | None:
+        """The lifetime of the storage with this native address, alive or not, if the step has kept saves of it."""
+    def hand_over(self, lifetime: int, /) -> list[KeptSave]:
+        """The saves of a lifetime that are alive, or of all for -1: Python manages their storages from now on. None of
+        a storage that was written to."""
+    def is_alive(self, lifetime: int, /) -> bool:
+        """True if saves of a lifetime of the step that was opened last are alive, and kept."""
+    def changes(self, /) -> tuple[list[int], list[int]] | None:
+        """The lifetimes that have ended since the last call, and those whose storages nobody else holds any more."""
+    @property
+    def is_open(self) -> bool: ...
+
+@final
 class Gate:
     """The pack and unpack hooks of a session that follows plans. See csrc/hooks/gate.h."""
 

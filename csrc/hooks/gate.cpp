@@ -240,6 +240,12 @@ PyObject* unpack_kept(Gate* gate, PyObject* packed) {
   return Py_NewRef(tensor.get());
 }
 
+PyObject* unpack_unplanned(Gate* gate, PyObject* packed) {
+  auto* save = reinterpret_cast<KeptSave*>(packed);
+  return save->ledger != nullptr && may_be_returned(gate, save->tensor, save->version) ? use_unplanned(gate, save)
+                                                                                       : nullptr;
+}
+
 PyObject* unpack_exempt(const Gate* gate, PyObject* packed) {
   if (PyTuple_GET_SIZE(packed) != 2) {
     return nullptr;
@@ -268,7 +274,11 @@ PyObject* pack(PyObject* self, PyObject* tensor) {
     if (event != nullptr && matches(gate, *event, tensor) && expected(gate) == event) {
       return event->kind == Kind::Planned ? save_planned(gate, position, tensor) : keep(gate, *event, position, tensor);
     }
-    PyObject* packed = PyObject_CallOneArg(gate->parts[kPack], tensor);
+    PyObject* packed = event == nullptr ? keep_unplanned(gate, tensor) : nullptr;
+    if (packed != nullptr || PyErr_Occurred() != nullptr) {
+      return packed;
+    }
+    packed = PyObject_CallOneArg(gate->parts[kPack], tensor);
     if (packed != Py_None) {
       return taught(gate, "saved", tensor, packed);
     }
@@ -280,7 +290,7 @@ PyObject* unpack(PyObject* self, PyObject* packed) {
   Gate* gate = gate_of(self);
   PyObject* tensor = nullptr;
   if (is_kept_save(packed)) {
-    tensor = unpack_kept(gate, packed);
+    tensor = gate->followed == nullptr ? unpack_unplanned(gate, packed) : unpack_kept(gate, packed);
   } else if (PyTuple_CheckExact(packed)) {
     tensor = unpack_exempt(gate, packed);
   } else if (is_use_here(gate, expected(gate), Kind::Fetch)) {

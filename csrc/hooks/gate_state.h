@@ -9,6 +9,7 @@
 #include "hooks/kept_save.h"
 #include "hooks/mover.h"
 #include "hooks/script.h"
+#include "hooks/unplanned_saves.h"
 
 namespace vdnn::hooks {
 
@@ -30,6 +31,7 @@ enum Part {
   kGradFn,     // torch's descriptors
   kOutputNr,
   kMover,
+  kUnplanned,  // keeps the saves of steps without a plan
   kParts,
 };
 
@@ -39,7 +41,8 @@ struct Gate final {
   PyObject* stack;         // the running modules of the thread that saves; null: the step does not follow them
   ScriptObject* followed;  // null: closed
   Ledger* ledger;
-  Mover* mover;  // of its parts
+  Mover* mover;  // of its parts, as the next
+  UnplannedSaves* unplanned;
   std::size_t position;
   Py_ssize_t noted_depth;  // so many modules have run since before the gate opened: see running_modules.cpp
   unsigned long save_thread;

@@ -106,8 +106,9 @@ PyObject* make_gate(PyTypeObject* type, PyObject* arguments, PyObject* keywords)
   if (PyTuple_GET_SIZE(arguments) != kParts || (keywords != nullptr && PyDict_GET_SIZE(keywords) != 0) ||
       !PySet_CheckExact(PyTuple_GET_ITEM(arguments, kDiscarded)) ||
       !is_torch_settings(PyTuple_GET_ITEM(arguments, kSettings)) ||
-      Py_TYPE(PyTuple_GET_ITEM(arguments, kMover)) != mover_type()) {
-    PyErr_Format(PyExc_TypeError, "expected %d arguments, among them a set, settings and a mover",
+      Py_TYPE(PyTuple_GET_ITEM(arguments, kMover)) != mover_type() ||
+      Py_TYPE(PyTuple_GET_ITEM(arguments, kUnplanned)) != unplanned_saves_type()) {
+    PyErr_Format(PyExc_TypeError, "expected %d arguments, among them a set, settings, a mover and unplanned saves",
                  static_cast<int>(kParts));
     return nullptr;
   }
@@ -126,6 +127,8 @@ PyObject* make_gate(PyTypeObject* type, PyObject* arguments, PyObject* keywords)
   }
   gate->ledger = Ledger::make();
   gate->mover = reinterpret_cast<Mover*>(gate->parts[kMover]);
+  gate->unplanned = reinterpret_cast<UnplannedSaves*>(gate->parts[kUnplanned]);
+  gate->unplanned->gate = gate;
   return reinterpret_cast<PyObject*>(gate);
 }
 
@@ -144,6 +147,10 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 // A cleared gate is garbage: no graph holds its hooks.
 int clear(PyObject* self) {
   Gate* gate = gate_of(self);
+  if (gate->unplanned != nullptr) {
+    gate->unplanned->gate = nullptr;
+    gate->unplanned = nullptr;
+  }
   for (PyObject*& part : gate->parts) {
     Py_CLEAR(part);
   }
@@ -212,7 +219,7 @@ bool add_gate(PyObject* module) {
   }
   return type_of_gates != nullptr &&
          PyObject_SetAttrString(module, "Gate", reinterpret_cast<PyObject*>(type_of_gates)) == 0 &&
-         add_script(module) && add_kept_save(module) && add_mover(module);
+         add_script(module) && add_kept_save(module) && add_mover(module) && add_unplanned_saves(module);
 }
 
 }  // namespace vdnn::hooks

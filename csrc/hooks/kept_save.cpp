@@ -118,26 +118,29 @@ bool add_kept_save(PyObject* module) {
          PyObject_SetAttrString(module, "KeptSave", reinterpret_cast<PyObject*>(kept_save_type)) == 0;
 }
 
-Ledger::~Ledger() {
-  delete[] lifetimes_;
-}
-
 void Ledger::begin_step(std::int32_t lifetimes) {
-  if (lifetimes > count_) {
-    delete[] lifetimes_;
-    lifetimes_ = new Lifetime[static_cast<std::size_t>(lifetimes)];
-    count_ = lifetimes;
-  }
-  std::fill(lifetimes_, lifetimes_ + count_, Lifetime{});
+  lifetimes_.assign(static_cast<std::size_t>(lifetimes), Lifetime{});
   ++step_;
   kept_bytes_ = 0;
+  notes_ends_ = false;
+  ended_.clear();
+}
+
+void Ledger::begin_unplanned_step() {
+  begin_step(0);
+  notes_ends_ = true;
 }
 
 void Ledger::saved(std::int32_t lifetime, std::int64_t storage_bytes) {
-  Lifetime& one = lifetimes_[lifetime];
+  const auto number = static_cast<std::size_t>(lifetime);
+  if (number >= lifetimes_.size()) {
+    lifetimes_.resize(number + 1);
+  }
+  Lifetime& one = lifetimes_[number];
   ++living_;
   if (one.saves++ == 0) {
     one.nbytes = storage_bytes;
+    one.is_followed = true;
     kept_bytes_ += storage_bytes;
   }
 }
@@ -147,10 +150,50 @@ void Ledger::freed(std::int64_t step, std::int32_t lifetime) {
   if (step != step_) {
     return;
   }
-  Lifetime& one = lifetimes_[lifetime];
+  Lifetime& one = lifetimes_[static_cast<std::size_t>(lifetime)];
   if (--one.saves == 0) {
     kept_bytes_ -= one.nbytes;
+    if (notes_ends_ && one.is_followed) {
+      ended_.push_back(lifetime);
+    }
   }
+}
+
+const KeptSave* Ledger::newest(std::int32_t lifetime) const {
+  const KeptSave* save = last_;
+  while (save != nullptr && (save->lifetime != lifetime || save->step != step_)) {
+    save = save->earlier;
+  }
+  return save;
+}
+
+PyObject* Ledger::saves_of_lifetime(long lifetime) const {
+  PyObject* found = PyList_New(0);
+  for (KeptSave* save = first_; found != nullptr && save != nullptr; save = save->later) {
+    if (save->lifetime == lifetime && save->step == step_ &&
+        PyList_Append(found, reinterpret_cast<PyObject*>(save)) != 0) {
+      Py_CLEAR(found);
+    }
+  }
+  return found;
+}
+
+void Ledger::forget(std::int32_t lifetime) {
+  ended_.erase(std::remove(ended_.begin(), ended_.end(), lifetime), ended_.end());
+  lifetimes_[static_cast<std::size_t>(lifetime)].is_followed = false;
+}
+
+PyObject* Ledger::take_ended() {
+  PyObject* found = PyList_New(0);
+  for (const std::int32_t lifetime : ended_) {
+    PyObject* boxed = found == nullptr ? nullptr : PyLong_FromLong(lifetime);
+    if (boxed == nullptr || PyList_Append(found, boxed) != 0) {
+      Py_CLEAR(found);
+    }
+    Py_XDECREF(boxed);
+  }
+  ended_.clear();
+  return found;
 }
 
 void Ledger::link(KeptSave* save) {
@@ -177,11 +220,11 @@ PyObject* Ledger::saves() const {
 
 PyObject* Ledger::alive() const {
   PyObject* found = PyList_New(0);
-  for (std::int32_t number = 0; found != nullptr && number < count_; ++number) {
+  for (std::size_t number = 0; found != nullptr && number < lifetimes_.size(); ++number) {
     if (lifetimes_[number].saves <= 0) {
       continue;
     }
-    PyObject* boxed = PyLong_FromLong(number);
+    PyObject* boxed = PyLong_FromSize_t(number);
     if (boxed == nullptr || PyList_Append(found, boxed) != 0) {
       Py_CLEAR(found);
     }

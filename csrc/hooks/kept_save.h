@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace vdnn::hooks {
 
@@ -45,8 +46,10 @@ class Ledger final {
     }
   }
 
-  // A step begins, whose lifetimes have these sizes.
+  // A step begins that has so many lifetimes.
   void begin_step(std::int32_t lifetimes);
+  // The same for a step of which nothing is known: it notes which lifetimes end.
+  void begin_unplanned_step();
   void saved(std::int32_t lifetime, std::int64_t storage_bytes);
   void freed(std::int64_t step, std::int32_t lifetime);
   void link(KeptSave* save);
@@ -55,6 +58,23 @@ class Ledger final {
   [[nodiscard]] std::int64_t step() const { return step_; }
   [[nodiscard]] std::int64_t living() const { return living_; }          // saves, of all steps
   [[nodiscard]] std::int64_t kept_bytes() const { return kept_bytes_; }  // of this step
+  // Of this step.
+  [[nodiscard]] bool is_alive(std::int32_t lifetime) const { return saves_of(lifetime) > 0; }
+  [[nodiscard]] std::int32_t saves_of(std::int32_t lifetime) const {
+    const auto number = static_cast<std::size_t>(lifetime);
+    return number < lifetimes_.size() ? lifetimes_[number].saves : 0;
+  }
+  // The save of this lifetime that was made last and is alive; null if there is none.
+  [[nodiscard]] const KeptSave* newest(std::int32_t lifetime) const;
+  // Its saves that are alive, as a list in the order of saves.
+  [[nodiscard]] PyObject* saves_of_lifetime(long lifetime) const;
+  // Its end is not noted: Python follows it from now on.
+  void hand_over(std::int32_t lifetime) { lifetimes_[static_cast<std::size_t>(lifetime)].is_followed = false; }
+  // Nothing of it was kept.
+  void forget(std::int32_t lifetime);
+  [[nodiscard]] bool has_ended() const { return !ended_.empty(); }
+  // The lifetimes that have ended since the last call, as a list of numbers.
+  PyObject* take_ended();
   // The lifetimes of this step that are alive, as a list of numbers.
   [[nodiscard]] PyObject* alive() const;
   // The saves that are alive, of all steps, as a list in the order of saves.
@@ -62,16 +82,18 @@ class Ledger final {
 
  private:
   Ledger() = default;
-  ~Ledger();
+  ~Ledger() = default;
 
   struct Lifetime {
     std::int64_t nbytes = 0;
     std::int32_t saves = 0;
+    bool is_followed = true;  // its end is noted
   };
-  Lifetime* lifetimes_ = nullptr;
+  std::vector<Lifetime> lifetimes_;  // of this step
   KeptSave* first_ = nullptr;
   KeptSave* last_ = nullptr;
-  std::int32_t count_ = 0;
+  bool notes_ends_ = false;
+  std::vector<std::int32_t> ended_;
   std::int64_t step_ = 0;
   std::int64_t living_ = 0;
   std::int64_t kept_bytes_ = 0;

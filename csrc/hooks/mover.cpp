@@ -106,7 +106,7 @@ bool is_held(const LightStorage* storage) {
   return held_storage(storage).get() != Py_None;
 }
 
-bool may_move_here(const Mover* mover) {
+bool is_untraced(const Mover* mover) {
   const auto& parts = mover->parts;
   const Reference level = Reference::stolen(PyObject_CallNoArgs(parts[kTransformLevel]));
   std::int64_t modes = 0;
@@ -114,10 +114,11 @@ bool may_move_here(const Mover* mover) {
       (modes != 0 && !is_false(Reference::stolen(PyObject_CallNoArgs(parts[kIsTraced]))))) {
     return false;
   }
-  if (parts[kIsCapturing] != Py_None && !is_false(Reference::stolen(PyObject_CallNoArgs(parts[kIsCapturing])))) {
-    return false;
-  }
-  return is_on_stream(mover->board->transfer);
+  return parts[kIsCapturing] == Py_None || is_false(Reference::stolen(PyObject_CallNoArgs(parts[kIsCapturing])));
+}
+
+bool may_move_here(const Mover* mover) {
+  return is_untraced(mover) && is_on_stream(mover->board->transfer);
 }
 
 bool issue_reload(LightStorage* storage) {

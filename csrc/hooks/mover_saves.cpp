@@ -74,27 +74,6 @@ bool is_as_planned(const Mover* mover, const Moving& moving, PyObject* tensor) {
          is_false(Reference::stolen(PyObject_CallOneArg(parts[kIsNeg], tensor)));
 }
 
-// One call increments and restores a shared counter, as in version_counter.py.
-bool has_same_counter(const Mover* mover, PyObject* witness, PyObject* tensor, std::int64_t version) {
-  const Reference tensors = Reference::stolen(PyTuple_Pack(2, witness, tensor));
-  const Reference versions =
-      Reference::stolen(Py_BuildValue("(LL)", static_cast<long long>(version) + 1, static_cast<long long>(version)));
-  PyObject* set = mover->parts[kSetVersions];
-  if (!tensors || !versions ||
-      !Reference::stolen(PyObject_CallFunctionObjArgs(set, tensors.get(), versions.get(), nullptr))) {
-    return false;
-  }
-  if (version_of(mover, witness) == version) {
-    return true;
-  }
-  const Reference alone = Reference::stolen(PyTuple_Pack(1, witness));
-  const Reference before = Reference::stolen(Py_BuildValue("(L)", static_cast<long long>(version)));
-  if (alone && before) {
-    Py_XDECREF(PyObject_CallFunctionObjArgs(set, alone.get(), before.get(), nullptr));
-  }
-  return false;
-}
-
 // The first save of its lifetime. Null if Python has to handle it.
 LightSave* begin(Mover* mover, Ledger* ledger, ScriptObject* script, const Event& event, std::size_t position,
                  PyObject* tensor, const Found& found) {
@@ -290,6 +269,27 @@ bool only_reads(const Mover* mover) {
     return false;
   }
   return PyDict_GetItem(mover->parts[kOverwrites], reinterpret_cast<PyObject*>(Py_TYPE(node.get()))) == Py_False;
+}
+
+// One call increments and restores a shared counter, as in version_counter.py.
+bool has_same_counter(const Mover* mover, PyObject* witness, PyObject* tensor, std::int64_t version) {
+  const Reference tensors = Reference::stolen(PyTuple_Pack(2, witness, tensor));
+  const Reference versions =
+      Reference::stolen(Py_BuildValue("(LL)", static_cast<long long>(version) + 1, static_cast<long long>(version)));
+  PyObject* set = mover->parts[kSetVersions];
+  if (!tensors || !versions ||
+      !Reference::stolen(PyObject_CallFunctionObjArgs(set, tensors.get(), versions.get(), nullptr))) {
+    return false;
+  }
+  if (version_of(mover, witness) == version) {
+    return true;
+  }
+  const Reference alone = Reference::stolen(PyTuple_Pack(1, witness));
+  const Reference before = Reference::stolen(Py_BuildValue("(L)", static_cast<long long>(version)));
+  if (alone && before) {
+    Py_XDECREF(PyObject_CallFunctionObjArgs(set, alone.get(), before.get(), nullptr));
+  }
+  return false;
 }
 
 std::int64_t version_of(const Mover* mover, PyObject* tensor) {

@@ -87,6 +87,10 @@ inline bool is_false(const Reference& object) {
 [[nodiscard]] std::int64_t version_of(const Mover* mover, PyObject* tensor);
 // A tensor that shares the version counter of `tensor` and has the data of `data`. Null with a Python error set.
 [[nodiscard]] Reference with_data(const Mover* mover, PyObject* tensor, PyObject* data);
+// True if hooks may manage anything here: no transform, tracer or capture is active.
+[[nodiscard]] bool is_untraced(const Mover* mover);
+// True if the two tensors, which have this version, share one version counter.
+[[nodiscard]] bool has_same_counter(const Mover* mover, PyObject* witness, PyObject* tensor, std::int64_t version);
 // True if hooks may move anything here: no transform, tracer or capture is active, and the stream is the expected one.
 [[nodiscard]] bool may_move_here(const Mover* mover);
 // Tell a device that checks the order of accesses. False if it refuses.

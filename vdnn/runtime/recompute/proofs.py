@@ -164,6 +164,11 @@ class Proofs:
 
     # See [Note: Trials at the save and at the use].
 
+    @property
+    def has_been_right(self) -> bool:
+        """True if a trial at any use succeeded."""
+        return len(self._was_right_at_use) > 0
+
     def was_right_at_use(self, place: Place | None) -> bool:
         """True if a trial at an earlier use succeeded, for this size or where sizes do not count."""
         if place is None or self._tolerance.limit is not None:
@@ -172,6 +177,14 @@ class Proofs:
             return True
         is_right = place.shapeless is not None and self._at_any_size.get(place.shapeless) is Outcome.EXACT
         return is_right and self._was_right_at_use.get(place.shapeless) is not None
+
+    def without_trial(self, recipe: Recipe | Codec, place: Place | None, *, measures: bool) -> Outcome | None:
+        """The outcome that `at_save` returns if earlier trials tell it; else None."""
+        if recipe.name in disabled_recipes:
+            return Outcome.WRONG
+        known = None if place is None else self._known_at(place)
+        is_enough = not measures or self._costs.get(recipe.signature) is not None
+        return known if known is Outcome.WRONG or is_enough else None
 
     def at_save(
         self,
@@ -186,13 +199,11 @@ class Proofs:
         """Try the recipe while the original is on the device, once for each save key. Without room for that it waits
         for its use, if its cost is known. With `measures` its cost is known afterwards, if it succeeds: a recording
         needs it, and a step that follows a plan does not."""
-        if recipe.name in disabled_recipes:
-            return Outcome.WRONG
-        known = None if place is None else self._known_at(place)
-        is_enough = not measures or self._costs.get(recipe.signature) is not None
-        if known is Outcome.WRONG or (known is not None and is_enough):
+        known = self.without_trial(recipe, place, measures=measures)
+        if known is not None:
             return known
         cost = self._costs.get(recipe.signature)
+        is_enough = not measures or cost is not None
         if not has_room(trial_bytes(managed, recipe, cost)):
             has_cost = cost is not None or not measures
             return Outcome.WAITS if has_cost and self._tolerance.limit is None else Outcome.UNKNOWN

@@ -117,6 +117,11 @@ class Recipe:
         return sum(isinstance(given, (PackedView, KeptSave, LightSave)) for given in self.given)
 
     @property
+    def read_saves(self) -> tuple[PackedView | KeptSave, ...]:
+        """The saves that it reads, in the order in which they are unpacked."""
+        return tuple(given for given in self.given if isinstance(given, (PackedView, KeptSave)))
+
+    @property
     def sources(self) -> tuple[Recomputable | LightSave, ...]:
         """The storages of the operands that may have been discarded, in the order in which they are unpacked."""
         return tuple(

@@ -62,6 +62,11 @@ class Exemptions:
         module = self.modules.innermost()
         return module is not None and any(one is tensor for one in module._buffers.values())
 
+    @property
+    def keeps_everything(self) -> bool:
+        """True if the policy moves nothing."""
+        return not self._policy.may_offload
+
     def without_plan(self, storage: torch.UntypedStorage, node: _Node | None) -> Kept | None:
         """The reason to keep this save if no plan decides about it, or None: the policy decides."""
         if self._recasts and node is not None and is_view_of_a_cast(node):

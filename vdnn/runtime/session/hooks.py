@@ -67,7 +67,9 @@ class Packer:
         self._watch = saves.watch
         self._parameters = parameters
         self._forks, self._has_cuda = forks.count, torch.cuda.is_available()
-        settled = None if saves.watch is None else SettledHooks(saves, saves.watch, self.pack, self.unpack)
+        settled = (
+            None if saves.watch is None else SettledHooks(saves, saves.watch, self.pack, self.unpack, self._min_bytes)
+        )
         self._settled = settled
         self._hooks = self if settled is None else settled.gate
         self.pack_hook, self.unpack_hook = hooks_of(self._hooks, parameters)

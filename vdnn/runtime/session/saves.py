@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import torch
 
+from vdnn import _C
 from vdnn.planning.policies import OnlinePolicy
 from vdnn.runtime.recompute.readers import Readers
 from vdnn.runtime.session.exemptions import Exemptions
@@ -39,6 +41,21 @@ from vdnn.step.plan import Action
 _KEEP, _OFFLOAD, _RECOMPUTE, _COMPRESS = Action  # an attribute look-up on an Enum class costs as much as a call
 _Node = torch.autograd.graph.Node
 _Storage = torch.UntypedStorage
+
+
+class KeptIn(NamedTuple):
+    """Facts of a save that the gate kept until now."""
+
+    stream: _C.Stream | None
+    module: type | None  # the class of the innermost one
+    position: int  # of the Lookahead
+
+
+class KeepsNatively(Protocol):
+    """The saves of a step without a plan that the gate keeps."""
+
+    def python_manages(self, storage: _Storage) -> None:
+        """Called before `storage` is managed."""
 
 
 class Saves:
@@ -71,6 +88,7 @@ class Saves:
         self.lookahead = Lookahead()
         self.deferred = DeferredCopies()
         self.recipes: SessionRecipes | None = None
+        self.unplanned: KeepsNatively | None = None  # while it keeps saves of the running step
         self.after_save: Callable[[], None] | None = None
         self._modules = modules
         self._forks = forks.count
@@ -111,9 +129,13 @@ class Saves:
         storage: _Storage,
         node: _Node | None,
         transport: Transport,
+        kept_in: KeptIn | None = None,
     ) -> tuple[PackedView, bool]:
-        """The packed view of `part`, which is the tensor or its shard, and whether its bytes are newly managed."""
+        """The packed view of `part`, which is the tensor or its shard, and whether its bytes are newly managed.
+        `kept_in`: of a save that the gate has kept until now."""
         counters = self.counters
+        if self.unplanned is not None and kept_in is None:
+            self.unplanned.python_manages(storage)
         whole, nbytes = storage.nbytes(), part.nbytes
         begin, managed_bytes = (0, whole) if nbytes == whole else bytes_to_manage(part, whole)
         key = (storage._cdata, begin, managed_bytes)
@@ -124,17 +146,21 @@ class Saves:
         if known is not None and self._can_join(known.found, part, known.begin):
             counters.shared_saves += 1
             return PackedView(known.found, part, known.witness, geometry, known.begin), False
-        refuse_graphs_around()
         witness = counter_of(counted)
-        module = self._modules.innermost()
+        if kept_in is None:
+            refuse_graphs_around()
+            module = self._modules.innermost()
+            kept_in = KeptIn(
+                transport.current_stream(), None if module is None else type(module), self.lookahead.take_position()
+            )
         facts = StorageFacts(
             transport.address_of(storage) + begin,
             begin,
             managed_bytes,
-            transport.current_stream(),
+            kept_in.stream or transport.current_stream(),
             geometry,
             nbytes == managed_bytes and is_dense(part),
-            None if module is None else type(module),
+            kept_in.module,
             counters,
         )
         managed = ManagedStorage(transport, storage, facts, witness)
@@ -143,7 +169,7 @@ class Saves:
         view = PackedView(managed, part, witness, geometry, begin)
         split = split_of(part, node) if type(node).__name__ == UNSAFE_SPLIT else None
         self.table.add(key, storage, managed, split)
-        self.lookahead.note(managed)
+        self.lookahead.note(managed, kept_in.position)
         return view, True
 
     def add(self, managed: ManagedStorage, storage: _Storage) -> None:

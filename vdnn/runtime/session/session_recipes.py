@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -51,6 +51,7 @@ from vdnn.step.recording import SaveKey, key_of_encoded
 
 _MOST_FAILURES = 2  # of settled steps
 _DEPTH = 8  # operations in a chain
+_MOST_RIGHT = 4096
 _LATER_SAVES = 8  # an integer save waits for so many later saves, whose nodes are searched for its maker
 
 
@@ -80,6 +81,16 @@ class _TrialAtUse(NamedTuple):
     recipe: Callable[[], Recipe | None] | None
     place: Place | None
     backward: int | None = None
+
+
+class _Right(NamedTuple):
+    """A recipe that trials at a save and at its use have found exact. `refuted`: how many trials had failed by then;
+    after the next one it is looked up again. `save_key` keeps its id from being reused."""
+
+    save_key: SaveKey
+    signature: Hashable
+    refuted: int
+    cost: RecomputeCost
 
 
 class SessionRecipes:
@@ -114,6 +125,7 @@ class SessionRecipes:
         self._to_encode: AfterOperation[_Encoding] = AfterOperation()
         self._to_try: AfterOperation[_Encoding] = AfterOperation()
         self._local = threading.local()
+        self._right: dict[int, _Right] = {}  # by the id of the save key, which the steps of a session share
 
     def cut(self) -> None:
         """No recipe will be followed. See abandoned.py."""
@@ -169,6 +181,54 @@ class SessionRecipes:
         if is_new and self._steps.looks_for_recomputes:
             self._search(packed, tensor, node, discards=False)
 
+    def kept_natively(self, save: _C.KeptSave, tensor: torch.Tensor, node: Any, *, is_new: bool) -> bool:
+        """The same for a save that the gate keeps in a step without a plan. False if its storage has to be managed so
+        that `search` can go on: a recipe or a codec has to be tried, now or at the use."""
+        if node is not None:
+            self._find_owners(node)
+            note_saved(node, tensor.output_nr, save)
+        transport = self._steps.transport
+        if not is_new or transport is None or not self._steps.looks_for_recomputes:
+            return True
+        recipe = None if node is None else self._find(tensor, node)
+        if recipe is None or not recipe.is_cheap:
+            if codec_for(tensor, self._codecs, transport) is not None:
+                return False
+            if recipe is None:
+                return node is not None or not _may_have_owner(tensor)
+        right = self._known_right(recipe, transport)
+        return right is not None and self._steps.can_be_recomputed(save, recipe.name, recipe.read_saves, right.cost)
+
+    def _known_right(self, recipe: Recipe, transport: Transport) -> _Right | None:
+        """The cost of a recipe that needs no trial, neither at this save nor at its use. None if it needs one, or is
+        wrong."""
+        key, signature, refuted = self._steps.save_key, recipe.signature, self._proofs.refuted
+        if key is None or self._are_inexact or recipe.name in disabled_recipes:
+            return None
+        known = self._right.get(id(key))
+        if known is not None and known.signature is signature and known.refuted == refuted:
+            return known
+        place = self._place_of(transport, recipe, key, self._steps.save_form)
+        outcome = self._proofs.without_trial(recipe, place, measures=True)
+        if outcome is not Outcome.EXACT or not self._proofs.was_right_at_use(place):
+            return None
+        if len(self._right) >= _MOST_RIGHT:
+            self._right.clear()
+        right = self._right[id(key)] = _Right(key, signature, refuted, self._proofs.cost(recipe.name, signature))
+        return right
+
+    @property
+    def has_proofs(self) -> bool:
+        """True if there are recipes that need no trial any more."""
+        return self._proofs.has_been_right
+
+    def search(self, packed: PackedView, tensor: torch.Tensor, node: Any) -> None:
+        """Searches for a way to recompute a save that the gate has kept until now."""
+        self._search(packed, tensor, node, discards=False)
+
+    def _find(self, tensor: torch.Tensor, node: Any) -> Recipe | None:
+        return find_recipe(tensor, node, self.our_unpack, max_depth=_DEPTH, expensive=True)
+
     def discard(self, packed: PackedView, tensor: torch.Tensor, node: Any) -> bool:
         """Discards a save that the plan recomputes: now, or as soon as its maker is known or its operation is complete.
         False if no recipe and no codec can restore it."""
@@ -187,7 +247,7 @@ class SessionRecipes:
         `proven` remembers signatures for which that was found, by the event of the script."""
         if transport is None or self._running.notes_all():
             return None
-        recipe = find_recipe(tensor, node, self.our_unpack, max_depth=_DEPTH, expensive=True)
+        recipe = self._find(tensor, node)
         if recipe is None:
             return None
         template, known = recipe.template, proven.get(event)
@@ -213,7 +273,7 @@ class SessionRecipes:
         if source is None or source.nbytes() != managed.nbytes:
             return False  # only a part of the storage is managed
         save_key = self._steps.save_key
-        recipe = None if node is None else find_recipe(tensor, node, self.our_unpack, max_depth=_DEPTH, expensive=True)
+        recipe = None if node is None else self._find(tensor, node)
         is_cheap = recipe is not None and recipe.is_cheap
         codec = None if is_cheap else self._codec_for(managed, tensor)
         # A user who names a lossy codec prefers it to repeating an expensive operation.
@@ -227,7 +287,7 @@ class SessionRecipes:
             encodings.add(_Encoding(weakref.ref(packed), codec, save_key))
             return True
         if node is None:
-            if tensor.dtype is not torch.int64 or tensor.requires_grad:
+            if not _may_have_owner(tensor):
                 return False
             self._ownerless_here().append(_Ownerless(weakref.ref(packed), discards, save_key))
             return True
@@ -290,7 +350,8 @@ class SessionRecipes:
             if self._running.notes_all():
                 self._need_facts_of(recipe)
             return True
-        self._can_be_recomputed(managed, recipe.name, recipe.operands, self._proofs.cost(recipe.name, recipe.signature))
+        cost = self._proofs.cost(recipe.name, recipe.signature)
+        self._steps.can_be_recomputed(managed, recipe.name, recipe.read_saves, cost)
         if not managed.transport.fake and (waits_for_use or not self._proofs.was_right_at_use(place)):
             self._trials_at_use[managed] = _TrialAtUse(later(recipe), place)
         return True
@@ -319,11 +380,6 @@ class SessionRecipes:
     def _may_wait(self, managed: ManagedStorage) -> bool:
         """True if an earlier run has tried what is discarded, and a recheck compares what is recomputed at its use."""
         return self._steps.follows_stored_plan and self._rechecks.find_faults(managed.transport)
-
-    def _can_be_recomputed(
-        self, managed: ManagedStorage, name: str, operands: Sequence[PackedView], cost: RecomputeCost
-    ) -> None:
-        self._steps.can_be_recomputed(managed, name, [operand.managed for operand in operands], cost)
 
     def _discard(
         self,
@@ -437,7 +493,7 @@ class SessionRecipes:
         for packed, one in self._complete(self._to_try):
             if self._is_right(packed, one, measures=True):
                 cost = self._proofs.cost(one.codec.name, (one.codec.name, packed.geometry))
-                self._can_be_recomputed(packed.managed, one.codec.name, (), cost)
+                self._steps.can_be_recomputed(packed.managed, one.codec.name, (), cost)
                 self._trials_at_use[packed.managed] = _TrialAtUse(None, None)
 
     def _is_right(self, packed: PackedView, one: _Encoding, *, measures: bool) -> bool:
@@ -469,6 +525,11 @@ class SessionRecipes:
         if outcome is Outcome.EXACT and measures:
             self._proofs.add_encoding(encoded, encode_ns, encode_bytes)
         return outcome is Outcome.EXACT
+
+
+def _may_have_owner(tensor: torch.Tensor) -> bool:
+    """True if the node of a later save may have made a save that has no node of its own: indices of a pooling."""
+    return tensor.dtype is torch.int64 and not tensor.requires_grad
 
 
 def _encoded(packed: PackedView, codec: type[Codec]) -> Codec | None:

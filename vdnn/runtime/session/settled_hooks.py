@@ -30,6 +30,7 @@ from vdnn.runtime.recompute.readers import may_be_overwritten
 from vdnn.runtime.session.light_storages import LightStorages
 from vdnn.runtime.session.missing import recomputed
 from vdnn.runtime.session.saves import Saves
+from vdnn.runtime.session.unplanned_hooks import UnplannedHooks
 from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import NO_LIFETIME, Event, EventKind
 from vdnn.runtime.steps.steps import StepWatch
@@ -58,6 +59,7 @@ class SettledHooks:
         watch: StepWatch,
         pack: Callable[[torch.Tensor], Any],
         unpack: Callable[[Any], torch.Tensor],
+        min_bytes: int,
     ) -> None:
         self._saves = saves
         self._watch = watch
@@ -66,6 +68,7 @@ class SettledHooks:
         self._has_cuda = torch.cuda.is_available()
         self._light = watch.settling.light = LightStorages(saves, watch, self._recipe_for, self._restore_light)
         self._settling.manage_kept = self._manage_kept
+        self._unplanned = watch.settling.unplanned = UnplannedHooks(saves, watch, min_bytes)
         self.gate = watch.settling.gate = _C.Gate(
             pack,
             unpack,
@@ -83,13 +86,15 @@ class SettledHooks:
             _Base.grad_fn,
             _Base.output_nr,
             self._light.mover,
+            self._unplanned.native,
         )
 
     def cut(self) -> None:
         """The gate is closed for ever, and graphs may hold it: it no longer has anything that leads back to it."""
         self._settling.cut()
         self._light.cut()
-        del self.gate, self._pack, self._unpack
+        self._unplanned.cut()
+        del self.gate, self._unplanned, self._pack, self._unpack
 
     # Called by the gate.
 

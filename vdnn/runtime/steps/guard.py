@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 
 from vdnn.runtime.steps.earlier_graphs import EarlierGraphs
-from vdnn.runtime.storage.counters import Kept
+from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.step.forms import Form
 from vdnn.step.plan import Action
@@ -25,6 +25,10 @@ from vdnn.step.plan import Action
 # A backward operation may hold several tensors of the size of the largest: that of a power has three, and the gradient
 # that it reads comes on top.
 TRANSIENTS = 4
+
+
+def _nothing() -> None:
+    """Does nothing: no gate keeps anything."""
 
 
 class Guard:
@@ -41,6 +45,7 @@ class Guard:
         self._small_bytes_before: int | None = None
         self.has_acted = False  # it moved something
         self.gated_bytes: Callable[[], int] = int  # held by saves that the native gate keeps
+        self.manage_gated: Callable[[], None] = _nothing  # lets this guard evict what the gate keeps
         self.in_flight_bytes: Callable[[], int] = int  # held by copies in flight
         self.window_bytes = 0  # room for them, besides `room_bytes`
         self.earlier = EarlierGraphs()
@@ -103,6 +108,17 @@ class Guard:
             if why is Kept.FITS:
                 counters.keep(why, managed.nbytes)
             self._candidates[lifetime] = managed.reference, why
+        self.count_small(counters)
+
+    def hold_again(self, lifetime: int, managed: ManagedStorage) -> None:
+        """The same for a storage that the gate has kept, and that was counted then."""
+        is_later = not self._candidates or next(reversed(self._candidates)) < lifetime
+        self._candidates[lifetime] = managed.reference, Kept.FITS
+        if not is_later:
+            self._candidates = dict(sorted(self._candidates.items()))
+
+    def count_small(self, counters: Counters) -> None:
+        """Reads what the step has kept in small tensors so far."""
         small_bytes = counters.kept_bytes[Kept.SMALL]  # of the session so far
         if self._small_bytes_before is None:
             self._small_bytes_before = small_bytes
@@ -112,6 +128,8 @@ class Guard:
         """Evicts until the step fits its budget again. Called at the end of each hook."""
         if self.earlier:
             self._evict_earlier(self._over_bytes())
+        if self._over_bytes() > 0:
+            self.manage_gated()
         while self._candidates and self._over_bytes() > 0:
             chosen = self._choose()
             self._evict(chosen, *self._candidates.pop(chosen))
@@ -131,6 +149,8 @@ class Guard:
     def free_now(self, nbytes: int) -> None:
         """Evicts so many bytes and waits for their copies: the running hook needs them itself. As far as operations are
         over, and nobody else holds the bytes."""
+        if nbytes > 0:
+            self.manage_gated()
         for lifetime, (reference, why) in list(self._candidates.items()):
             if nbytes <= 0:
                 return

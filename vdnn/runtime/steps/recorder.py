@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vdnn import _C
 from vdnn.runtime.machine.gauges import Gauges, Mark
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.storage.managed_storage import ManagedStorage
@@ -48,6 +49,7 @@ class _Life:
     freed_point: int = 0  # those two as of the end of the step
     last_point: int = 0
     is_reloaded: bool = False  # after its storage was released
+    is_in_gate: bool = False  # the gate keeps its saves, and holds the storage with them
     # Its operation, the lifetimes that it reads, the point from which on it is known, and its cost.
     recompute: tuple[str, Sequence[int], int, RecomputeCost] | None = None
 
@@ -123,6 +125,7 @@ class Recorder:
         self._held: list[tuple[_Life, weakref.ref[ManagedStorage]]] = []  # by us, and maybe by others
         self._sources: dict[int, _Source] = {}  # the last one at each native address
         self._resident_bytes = gauges.allocated_bytes() + gauges.absent_bytes
+        self.native: _C.UnplannedSaves | None = None  # it keeps saves of this step
 
     # Called in the hooks, in this order.
 
@@ -138,6 +141,8 @@ class Recorder:
             peak_bytes, self._recompute_peak_bytes = self._recompute_peak_bytes or peak_bytes, 0
         if self._held:
             self._find_freed()
+        if self.native is not None:
+            self._ask(self.native)
         allocated_bytes += self._gauges.absent_bytes
         self._point += 1
         self._log += _NEITHER, None, None, mark, issued_ns, allocated_bytes, peak_bytes, None, None, None
@@ -149,6 +154,37 @@ class Recorder:
             life = _Life(managed.nbytes)
             self._lives.append(life)
             self._follow(life, managed)
+
+    def kept_natively(self, lifetime: int, storage: torch.UntypedStorage, key: SaveKey, *, is_new: bool) -> None:
+        """A save that the gate keeps."""
+        log = self._log
+        log[_KIND], log[_LIFETIME], log[_KEY] = _SAVE, lifetime, key
+        if is_new:
+            life = _Life(storage.nbytes(), is_in_gate=True)
+            self._lives.append(life)
+            self._joins(life, storage)
+
+    def take_over(self, managed: ManagedStorage, lifetime: int) -> None:
+        """From now on `managed` has the saves of this lifetime."""
+        life = self._lives[lifetime]
+        life.is_in_gate = False
+        self._follow(life, managed)
+
+    def shares(self, lifetime: int, storage: torch.UntypedStorage) -> None:
+        """Another lifetime of `storage`, of which the gate has kept this one, is about to be managed."""
+        life = self._lives[lifetime]
+        if life.source is None:
+            self._add_source(storage, life)
+
+    def _ask(self, native: _C.UnplannedSaves) -> None:
+        """Asks the gate which lifetimes have ended, and which storages only it holds: see [Note: Other holders]."""
+        changes = native.changes()
+        if changes is not None:
+            ended, unheld = changes
+            for lifetime in ended:
+                self.ended(lifetime)
+            for lifetime in unheld:
+                self._lives[lifetime].free_point = self._point + 1
 
     def used(self, lifetime: int) -> None:
         if self._is_recomputing:
@@ -224,19 +260,28 @@ class Recorder:
             return
         managed.keep_reloaded()
         self._held.append((life, managed.reference))
-        address = storage._cdata
-        known = self._sources.get(address)
-        if known is not None and known() is storage:  # see [Note: Parts of a storage]
-            life.source = known
-            known.lives.append(life)
-            return
-        life.source = source = self._sources[address] = _Source(storage, self._storage_ended)
+        if not self._joins(life, storage):
+            self._add_source(storage, life)
+
+    def _joins(self, life: _Life, storage: torch.UntypedStorage) -> bool:
+        """True if other lifetimes have the same storage: see [Note: Parts of a storage]."""
+        known = self._sources.get(storage._cdata)
+        if known is None or known() is not storage:
+            return False
+        life.source = known
+        known.lives.append(life)
+        return True
+
+    def _add_source(self, storage: torch.UntypedStorage, life: _Life) -> None:
+        life.source = source = self._sources[storage._cdata] = _Source(storage, self._storage_ended)
         source.nbytes, source.lives, source.is_freed, source.absent_bytes = storage.nbytes(), [life], False, 0
 
     def _storage_ended(self, source: _Source) -> None:
         """May be called anywhere, on any thread."""
         source.is_freed = True
         for life in source.lives:
+            if life.is_in_gate and life.end_point is None:
+                life.end_point = self._point + 1
             if life.end_point is None and life.free_point is None:
                 life.free_point = self._point + 1
         self._account(source)
@@ -278,6 +323,7 @@ class Recorder:
         """End the step at `mark`. `has_data`: recipes were tried at the uses, so lifetimes without a use cannot be
         recomputed."""
         self.reached(mark, peak_bytes, self._gauges.allocated_bytes())
+        self.native = None
         end, kinds, lifetimes = self._point, self._log[::_FIELDS], self._log[1::_FIELDS]
         used = {lifetime for kind, lifetime in zip(kinds, lifetimes, strict=True) if kind is _USE}
         for lifetime, life in enumerate(self._lives):

@@ -28,6 +28,7 @@ from vdnn.runtime.steps.step_script import StepScript
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.counters import Counters
 from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.storage.watched_lifetime import WatchedLifetime
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.step.plan import Action
@@ -75,6 +76,16 @@ class Leaves(Protocol):
     def step_ended(self, *, at_save: bool) -> bool: ...
 
 
+class Unplanned(Protocol):
+    """The saves that the gate keeps in steps without a plan."""
+
+    native: _C.UnplannedSaves
+
+    def begin(self, step: WatchedStep, transport: Transport) -> bool: ...
+    def end(self) -> None: ...
+    def take_over_all(self) -> None: ...
+
+
 @dataclass
 class _Rest:
     """When calls of modules need not be followed: see [Note: Rest] in module_watch.py. Each time that they had to be
@@ -114,7 +125,9 @@ class Settling:
     def __init__(self, ends: StepEnds) -> None:
         self.gate: _C.Gate | None = None  # None: no step is settled
         self.light: Light | None = None
+        self.unplanned: Unplanned | None = None
         self.followed: Followed | None = None  # until the step ends
+        self._kept: WatchedStep | None = None  # the step without a plan whose saves the gate keeps
         self.is_expected = False  # the last step was settled from its first to its last save
         self.manage_kept: Callable[[Followed], None] = lambda _: None  # lets guards evict what the gate keeps
         self.leaves: Leaves | None = None
@@ -129,7 +142,7 @@ class Settling:
         """No step will be settled any more."""
         if self.gate is not None:
             self.gate.teach(None)
-        self.gate = self.light = self._lesson = self._last = None
+        self.gate = self.light = self.unplanned = self._kept = self._lesson = self._last = None
         self.manage_kept = lambda _: None
         self.leaves = None
         self._ends.forget_gate()
@@ -207,11 +220,37 @@ class Settling:
         begin, known = step.keys.begin, self._sizes.setdefault(executor, {})
         return ScriptSizes() if begin is None else known.setdefault(begin, ScriptSizes())
 
+    # In a step without a plan.
+
+    def keep_unplanned(self, step: WatchedStep, transport: Transport | None) -> None:
+        """From now on the gate keeps the plain saves of this step, which has no plan."""
+        unplanned, gate = self.unplanned, self.gate
+        if unplanned is None or gate is None or transport is None or not unplanned.begin(step, transport):
+            return
+        self._kept = step
+        self._ends.keeps_natively(gate)
+
+    def close_unplanned(self) -> None:
+        """The step may end before its next save: that is Python's."""
+        if self.unplanned is not None and self._kept is not None:
+            self.unplanned.native.close()
+
+    def manage_unplanned(self) -> None:
+        """From now on Python manages what the step has saved, and guards may evict it."""
+        if self.unplanned is not None and self._kept is not None:
+            self.unplanned.take_over_all()
+
+    def number_of(self, save: _C.KeptSave) -> int | None:
+        """The lifetime of a save that the gate keeps in this step; None for one of another step."""
+        gate = self.gate
+        return save.lifetime if self._kept is not None and gate is not None and save.step == gate.step else None
+
     # In the middle of a settled step.
 
     def gated_bytes(self) -> int:
         """The bytes that the gate keeps for the running step."""
-        return 0 if self.gate is None or self.followed is None else self.gate.kept_bytes
+        gate = self.gate
+        return 0 if gate is None or (self.followed is None and self._kept is None) else gate.kept_bytes
 
     def leave(self) -> None:
         """Closes the gate. The step may be over: what is asked of a finished step is known again, and no more."""
@@ -271,10 +310,14 @@ class Settling:
         followed = self.followed
         if followed is not None and followed.step.guard is not None:
             self.manage_kept(followed)
+        self.manage_unplanned()
 
     def use_in_python(self, save: _C.KeptSave) -> bool:
         """Counts the use of a save that the gate kept in this step. False for a save of an earlier step."""
         followed, gate = self.followed, self.gate
+        if self._kept is not None and gate is not None and save.step == gate.step:
+            self._kept.used_natively(save.lifetime)
+            return True
         if followed is None or gate is None or save.step != gate.step:
             return False
         followed.step.use_passed(save.lifetime, followed.script.planned.get(save.lifetime))
@@ -310,6 +353,9 @@ class Settling:
         followed, self.followed = self.followed, None
         if followed is None:
             self.is_expected = False
+        if self._kept is not None and self.unplanned is not None:
+            self._kept = None
+            self.unplanned.end()
         are_leaves_noted = self.leaves is None or self.leaves.step_ended(at_save=at_save)
         may_rest = self.is_expected and followed is not None and are_leaves_noted
         if modules.rests and not are_leaves_noted:

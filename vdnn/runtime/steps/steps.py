@@ -12,7 +12,7 @@ StepWatch does, so that watched and unwatched saves take one path.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -111,7 +111,7 @@ class StepGuards:
             if room_bytes is None:
                 return None
             guard = PlanGuard(room_bytes, self._offload, executor, self._plans.unforeseen_bytes)
-        guard.gated_bytes = self._settling.gated_bytes
+        guard.gated_bytes, guard.manage_gated = self._settling.gated_bytes, self._settling.manage_unplanned
         guard.earlier = self.earlier
         return guard
 
@@ -279,6 +279,7 @@ class StepWatch:
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self.settling.leave()
+        self.settling.close_unplanned()
         found = self._ends.optimizer_stepped(id(optimizer), self._step.lifetimes)
         if found is Found.WERE_JOINED or (found is Found.WERE_CUT and self.steps):
             self._step.abandon_recorder()
@@ -360,6 +361,7 @@ class StepWatch:
     def end_step_if_graphs_are_gone(self) -> None:
         """Called when the session is left. A backward that follows outside still belongs to the step."""
         self.settling.leave()
+        self.settling.close_unplanned()
         if self._ends.is_due_at_exit(graphs_are_gone=self._graphs_are_gone):
             self.end_step()
         self.settling.continue_in_python()
@@ -462,6 +464,10 @@ class StepWatch:
         return self._step.uses > 0 and self._ends.living == 0
 
     @property
+    def is_in_hook(self) -> bool:
+        return self._is_in_hook
+
+    @property
     def is_before_first_save(self) -> bool:
         return self._step.keys.first is None
 
@@ -474,7 +480,19 @@ class StepWatch:
         step = self._step
         step.next_key(tensor, node, self._modules)
         now_bytes = self._choose_executor(step)
-        return self.settling.begin(step, self._modules, counters, now_bytes, may_settle=may_settle)
+        is_settled = self.settling.begin(step, self._modules, counters, now_bytes, may_settle=may_settle)
+        if step.executor is None and self._ends.is_within_step:
+            self.settling.keep_unplanned(step, self.transport)
+        return is_settled
+
+    def kept_natively(
+        self, number: int, storage: torch.UntypedStorage, tensor: torch.Tensor, node: Node | None, *, is_new: bool
+    ) -> None:
+        """Called in a hook: the gate keeps a save of a step without a plan, whose storage has this number."""
+        step = self._step
+        step.kept_natively(number, storage, step.next_key(tensor, node, self._modules), is_new=is_new)
+        if step.guard is not None:
+            self._expect_product(step, tensor)
 
     def saved(self, managed: ManagedStorage, tensor: torch.Tensor, node: Node | None, *, is_new: bool) -> Action | None:
         """The planned action; None if no plan has this save."""
@@ -557,9 +575,28 @@ class StepWatch:
         return self.options.planner is None and self._measured.last_recorded is None and executor is None
 
     def can_be_recomputed(
-        self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], cost: RecomputeCost
-    ) -> None:
-        self._step.can_be_recomputed(managed, operation, inputs, cost)
+        self,
+        save: ManagedStorage | KeptSave,
+        operation: str,
+        reads: Sequence[PackedView | KeptSave],
+        cost: RecomputeCost,
+    ) -> bool:
+        """False if it would be recomputed from itself."""
+        number, found = self._number_of(save), [self._number_of(one) for one in reads]
+        numbers = [one for one in found if one is not None]
+        if number is None or len(numbers) < len(found):
+            return True
+        if number in numbers:
+            return False
+        self._step.can_be_recomputed([number, *numbers], operation, cost)
+        return True
+
+    def _number_of(self, save: ManagedStorage | PackedView | KeptSave) -> int | None:
+        """The number of its lifetime in this step."""
+        now = save.tensor if isinstance(save, KeptSave) and isinstance(save.tensor, PackedView) else save
+        if isinstance(now, KeptSave):
+            return self.settling.number_of(now)
+        return self._step.number_of(now.managed if isinstance(now, PackedView) else now)
 
     def has_room_for_trial(self, transport: Transport, nbytes: int) -> bool:
         """True if a trial may take so many bytes now, besides what is allocated. Without data it takes other memory."""
@@ -704,7 +741,7 @@ class UnwatchedSteps:
     steps_over_budget = 0
     looks_for_recomputes = False
     codecs = LOSSLESS
-    settling = budget = gauges = recording = plan = plan_use = timeline = first_difference = save_key = None
+    settling = budget = gauges = transport = recording = plan = plan_use = timeline = first_difference = save_key = None
     save_form = None
     follows_stored_plan = False
     stored_lines: tuple[str, ...] = ()
@@ -772,9 +809,14 @@ class UnwatchedSteps:
         return None
 
     def can_be_recomputed(
-        self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], cost: RecomputeCost
-    ) -> None:
+        self,
+        save: ManagedStorage | KeptSave,
+        operation: str,
+        reads: Sequence[PackedView | KeptSave],
+        cost: RecomputeCost,
+    ) -> bool:
         """Does nothing: there is no recording."""
+        return True
 
     def has_room_for_trial(self, transport: Transport, nbytes: int) -> bool:
         """There is no budget."""

@@ -162,6 +162,11 @@ class WatchedStep:
         watched = managed.watched
         return watched if watched is not None and watched.observer is self else None
 
+    def number_of(self, managed: ManagedStorage) -> int | None:
+        """The number of the lifetime of a storage that this step saved; None for that of another step."""
+        watched = self.lifetime_of(managed)
+        return None if watched is None else watched.number
+
     # Points.
 
     def unpacked(self, packed: PackedView | PackedShard, gauges: Gauges | None) -> torch.Tensor:
@@ -224,6 +229,37 @@ class WatchedStep:
                 self.guard.saved_unknown(managed.nbytes, self.keys.form)
             self._guard(self.guard, watched.number, managed, action)
         return action
+
+    def kept_natively(self, number: int, storage: torch.UntypedStorage, key: SaveKey, *, is_new: bool) -> None:
+        """Counts a save that the gate keeps in a step without a plan."""
+        self.point += 1
+        self.lifetimes += is_new
+        if self.recorder is not None:
+            self.recorder.kept_natively(number, storage, key, is_new=is_new)
+        if self.guard is not None and is_new:
+            self.guard.saved(storage.nbytes())
+
+    def used_natively(self, number: int) -> None:
+        """Counts the use of such a save."""
+        self.uses += 1
+        self.point += 1
+        if self.recorder is not None:
+            self.recorder.used(number)
+
+    def completed_natively(self, number: int) -> None:
+        """The operation that made such a save is over."""
+        if self.recorder is not None:
+            self.recorder.completed(number)
+
+    def take_over(self, managed: ManagedStorage, number: int, *, is_evictable: bool) -> None:
+        """From now on `managed` has the saves of this lifetime, which the gate has kept."""
+        self.begin_planned(managed, number, None)
+        if self.recorder is not None:
+            self.recorder.take_over(managed, number)
+        if self.guard is not None:
+            self.guard.is_here(number, managed.nbytes)
+            if is_evictable:
+                self.guard.hold_again(number, managed)
 
     def _guard(self, guard: Guard, number: int, managed: ManagedStorage, action: Action | None) -> None:
         guard.saved(managed.nbytes)
@@ -349,13 +385,10 @@ class WatchedStep:
         if self._ends_to is not None:
             self._ends_to.ended(watched.number)
 
-    def can_be_recomputed(
-        self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], cost: RecomputeCost
-    ) -> None:
-        lifetimes = [self.lifetime_of(one) for one in (managed, *inputs)]
-        numbers = [one.number for one in lifetimes if one is not None and one.number is not None]
-        if self.recorder is not None and len(numbers) == len(lifetimes):
-            self.recorder.can_be_recomputed(numbers, operation, cost)
+    def can_be_recomputed(self, lifetimes: list[int], operation: str, cost: RecomputeCost) -> None:
+        """The first of these lifetimes can be recomputed from the others."""
+        if self.recorder is not None:
+            self.recorder.can_be_recomputed(lifetimes, operation, cost)
 
     def cannot_be_recomputed(self, managed: ManagedStorage) -> None:
         watched = self.lifetime_of(managed)

@@ -1,12 +1,13 @@
 """Prefetches without a plan: the backward pass uses saves in about the reverse order of the forward pass.
 
-Keeps the order of saves, as weak references. Each use issues the reloads of the storages that were saved before it, as
-far as the reload window allows.
+Keeps the order of saves, as weak references, and which of them were copied to the host. Each use issues the reloads of
+the storages that were saved before it, as far as the reload window allows.
 """
 
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 
@@ -22,82 +23,74 @@ _SAVES_OF_AN_OPERATION = 8
 
 
 class Lookahead:
-    """The order of saves of one session, and how far ahead of the last use its reloads are issued."""
+    """The order of saves of one session, and what a backward pass has still to reload ahead of its use."""
 
     def __init__(self) -> None:
-        self._order: list[weakref.ref[ManagedStorage]] = []
+        self._next = 0  # position
+        self._order: dict[int, weakref.ref[ManagedStorage]] = {}  # by position
+        self._backward = -1  # the backward pass that runs
+        self._copied: list[int] = []  # sorted positions of what is on the host, without what this pass has reloaded
         self._last_used = 0  # position of the last use
-        self._ahead = 0  # reloads were issued down to this position
-        self._backward, self._begin = -1, -1  # the backward pass, and the position from which they were issued in it
-        # Issued from an earlier begin of the same pass: from the first of these positions down to the second.
-        self._issued_before = -1, -1
         self._recent: deque[int] = deque(maxlen=_SAVES_OF_AN_OPERATION)  # positions of the last uses
         self._prefetched: deque[weakref.ref[ManagedStorage]] = deque()  # reloads that were issued before their use
         self._prune_at = 64  # entries in _order; after pruning, twice the entries that remain
 
-    def note(self, managed: ManagedStorage) -> None:
-        """Adds a storage at its first save. Called in the order of saves."""
+    def take_position(self) -> int:
+        """The position of a save whose storage may be managed later."""
+        self._next += 1
+        return self._next - 1
+
+    def note(self, managed: ManagedStorage, position: int | None = None) -> None:
+        """Adds a storage at its first save, or at an earlier position that was taken for it."""
         if len(self._order) >= self._prune_at:
+            self._note_copied(managed.transport)
             self._prune()
-        managed.position = len(self._order)
-        self._order.append(managed.reference)
+        managed.position = self.take_position() if position is None else position
+        self._order[managed.position] = managed.reference
 
     def _prune(self) -> None:
-        """Removes storages that are no longer alive. All positions change, so the next use begins anew."""
-        self._order = [reference for reference in self._order if reference() is not None]
-        for position, reference in enumerate(self._order):
-            known = reference()
-            if known is not None:
-                known.position = position
+        """Removes storages that are no longer alive."""
+        self._order = {position: one for position, one in self._order.items() if one() is not None}
+        self._copied = [position for position in self._copied if position in self._order]
         self._prefetched = deque(reference for reference in self._prefetched if reference() is not None)
         self._prune_at = max(64, 2 * len(self._order))
-        self._recent.clear()
-        self._last_used = 0
-        self._backward, self._begin, self._issued_before = -1, -1, (-1, -1)
+
+    def _note_copied(self, transport: Transport) -> None:
+        while transport.copied:
+            copied = transport.copied.popleft()()
+            if copied is not None:
+                insort(self._copied, copied.position)
 
     def living(self) -> list[ManagedStorage]:
-        return [managed for reference in self._order if (managed := reference()) is not None]
+        return [managed for reference in self._order.values() if (managed := reference()) is not None]
 
     def __len__(self) -> int:
         return len(self._order)
 
     def used(self, managed: ManagedStorage) -> None:
-        """Issues the reloads of storages that were saved before `managed`.
-
-        Within one backward pass it continues where the last call stopped: to start again at each use would take
-        n * n visits in a step of n saves. An operation may use its saves in ascending order, and a recompute uses what
-        it reads far ahead.
-        """
-        position = managed.position
+        """Issues the reloads of storages that were saved before `managed`, the last saved first. Each is issued once in
+        a backward pass, unless it was copied to the host in that pass."""
+        position, transport, backward = managed.position, managed.transport, _graph_task()
         if position < 0:
             return
-        order, transport, backward = self._order, managed.transport, _graph_task()
         if backward != self._backward:
-            self._backward, self._begin, self._ahead, self._issued_before = backward, position, position, (-1, -1)
-        elif position > self._begin:
-            self._issued_before = (self._begin, self._ahead) if self._issued_before[0] < 0 else (-1, -1)
-            self._begin = self._ahead = position
-        index, issued_from = (position if position < self._ahead else self._ahead), self._issued_before[0]
-        if index > len(order):
-            index = len(order)
+            self._backward = backward
+            transport.copied.clear()
+            self._copied = sorted(one.position for one in self.living() if one.copy is not None)
+        self._note_copied(transport)
         self._last_used = position
         self._recent.append(position)
+        index = bisect_left(self._copied, position)
         while index:
-            if index <= issued_from:
-                index, issued_from, self._issued_before = min(index, self._issued_before[1]), -1, (-1, -1)
-                continue
-            earlier = order[index - 1]()
-            if (
-                earlier is not None
-                and earlier.source.storage is None
-                and earlier.reloaded is None
-                and earlier.copy is not None
-                and earlier.transport is transport
-                and not self._reload(earlier, transport)
-            ):
-                break
             index -= 1
-        self._ahead = index
+            reference = self._order.get(self._copied[index])
+            earlier = None if reference is None else reference()
+            if earlier is not None and earlier.reloaded is None:
+                if earlier.source.storage is not None or earlier.transport is not transport:
+                    continue
+                if not self._reload(earlier, transport):
+                    return
+            del self._copied[index]
 
     def _reload(self, managed: ManagedStorage, transport: Transport) -> bool:
         """True if `managed` needs no further reload, False if the window or the device has no room."""

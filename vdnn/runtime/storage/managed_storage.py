@@ -48,7 +48,7 @@ class ManagedStorage:
 
     `witness` shares the version counter of the saved tensor. `action`: what was decided for the bytes, though the copy
     may not be issued yet. `views`: how many packed views and recipes use it. Three fields belong to others: `entry`
-    and `reload_entry` to the table, and `position`, an index in the order of saves, to the Lookahead. Its parts are
+    and `reload_entry` to the table, and `position`, in the order of saves, to the Lookahead. Its parts are
     written here only.
     """
 
@@ -173,7 +173,10 @@ class ManagedStorage:
             return
         if self.witness._version == self.version:
             self.copy = source.offload(self.transport)
-            if watched is not None and self.copy is not None:
+            if self.copy is None:
+                return
+            self.transport.copied.append(self.reference)
+            if watched is not None:
                 watched.observer.offloaded(watched, self.transport, self.copy)
 
     def release(self) -> None:

@@ -90,6 +90,12 @@ class ReleaseContext:
     offloads: int = 0  # how often a copy to the host was issued: the stream waits until it fits into the window
 
 
+class Copied(Protocol):
+    """A managed storage that was copied to the host."""
+
+    position: int  # in the order of saves
+
+
 class Integrity(Protocol):
     """Compares reloaded storages with the bytes that were offloaded."""
 
@@ -142,6 +148,7 @@ class Transport:
         self.reload_window_bytes = options.reload_window_bytes
         self.reload_in_flight_bytes = 0
         self.has_room: Callable[[int], bool] | None = None  # for a reload ahead of its use; None: as its window says
+        self.copied: deque[Callable[[], Copied | None]] = deque()  # to the host, and no Lookahead knows it
         self.integrity: Integrity | None = None
         self.alignment = alignment_on(torch_device)
         self.state_bytes = 0  # of the pool, for the state of optimizers
