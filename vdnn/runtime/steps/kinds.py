@@ -2,8 +2,9 @@
 
 A kind is a running hash of how a step begins and of the forms of its saves, so steps of other shapes are of one kind.
 Steps of different kinds may begin alike, such as five of a critic and then one of the generator. So the prediction uses
-the begin of the step and the kinds of the steps before it: the longest row of them that was seen before. The memory is
-bounded; the entries used least recently are removed.
+the begin of the step and the kinds of the steps before it: the longest row of them that was seen before. A kind that came
+for the first time is expected once more: a program that has changed goes on so. The memory is bounded; the entries used
+least recently are removed.
 
 [Note: Alike kinds] A step may save a little more or less than another one of its kind: a metric that is kept, or a
 statistic that is smaller than `min_bytes` at one length and not at another. A plan serves it all the same, because its
@@ -81,11 +82,14 @@ class StepKinds:
         self._rows: OrderedDict[tuple[int, ...], _Next] = OrderedDict()
         self._seen: OrderedDict[Kind, int] = OrderedDict()
         self._before: tuple[Kind, ...] = ()
+        self._begin: Begin | None = None  # of the last step
 
     def expected(self, begin: Begin) -> Expected | None:
         """The kind expected of the step that begins so; None if no earlier step did."""
         for row in self._rows_before(begin):
             found = self._rows.get(row)
+            if len(row) == 1 and begin == self._begin and self._seen.get(self._before[-1]) == 1:
+                return Expected(self._before[-1], is_likely=False)
             if found is not None:
                 is_certain = found.is_sure and len(row) > 1
                 return Expected(found.kind, is_certain or self._seen.get(found.kind, 0) >= _OFTEN)
@@ -99,13 +103,14 @@ class StepKinds:
         _forget_oldest(self._rows, _MOST_ROWS)
         _forget_oldest(self._seen, _MOST_KINDS)
         self._before = (*self._before, kind)[-_LONGEST_ROW:]
+        self._begin = begin
 
     def learn(self, steps: Iterable[tuple[Begin, Kind]]) -> None:
         """Note steps of an earlier run."""
         before, self._before = self._before, ()
         for begin, kind in steps:
             self.ended(begin, kind)
-        self._before = before
+        self._before, self._begin = before, None
 
     def _rows_before(self, begin: Begin) -> list[tuple[int, ...]]:
         """The rows of kinds before this step, the longest first, the last one empty."""
