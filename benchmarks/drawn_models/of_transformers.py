@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 TOKENS = 256
 _HEADS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_CLASSIFICATION", "SEQUENCE_CLASSIFICATION")
 _IN_FLOAT32 = ("xlstm",)  # in bfloat16 their backward pass fails in torch, too
+_AS_MANY_AS_DECODED = ("perceiver",)  # its decoder has an output for each position of the longest text
+_IN_PATCHES = ("siglip2",)  # its images come as patches, with their number in each direction
 _IMAGE = 224  # where a configuration names no size of its images
 
 
@@ -42,7 +45,9 @@ def of_type(name: str, task: str, head: str) -> Callable[[int], Any]:
         model = getattr(transformers, head)(_config(transformers, name))
         if task == "CAUSAL_LM" and name not in _IN_FLOAT32:
             model = model.to(torch.bfloat16)
-        return model, _images(model, batch) if task == "IMAGE_CLASSIFICATION" else _tokens(model, task, batch)
+        if name in _IN_PATCHES:
+            return model, _patches(model, batch)
+        return model, _images(model, batch) if task == "IMAGE_CLASSIFICATION" else _tokens(model, name, task, batch)
 
     return build
 
@@ -57,9 +62,10 @@ def _config(transformers: Any, name: str) -> Any:
     return config
 
 
-def _tokens(model: Any, task: str, batch: int) -> dict[str, Any]:
+def _tokens(model: Any, name: str, task: str, batch: int) -> dict[str, Any]:
     text = model.config.get_text_config()
-    tokens = torch.randint(3, text.vocab_size, (batch, TOKENS))
+    count = text.max_position_embeddings if name in _AS_MANY_AS_DECODED else TOKENS
+    tokens = torch.randint(3, text.vocab_size, (batch, count))
     labels = torch.zeros(batch, dtype=torch.int64) if task == "SEQUENCE_CLASSIFICATION" else tokens
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
 
@@ -69,3 +75,15 @@ def _images(model: Any, batch: int) -> dict[str, Any]:
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     channels = getattr(model.config, "num_channels", 3)
     return {"pixel_values": torch.randn(batch, channels, height, width), "labels": torch.zeros(batch).long()}
+
+
+def _patches(model: Any, batch: int) -> dict[str, Any]:
+    """Square images of as many patches as the model has positions."""
+    vision = model.config.vision_config
+    side = math.isqrt(vision.num_patches)
+    return {
+        "pixel_values": torch.randn(batch, side * side, vision.num_channels * vision.patch_size**2),
+        "pixel_attention_mask": torch.ones(batch, side * side, dtype=torch.int64),
+        "spatial_shapes": torch.tensor([[side, side]] * batch),
+        "labels": torch.zeros(batch).long(),
+    }

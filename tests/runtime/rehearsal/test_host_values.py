@@ -111,6 +111,30 @@ def test_a_value_that_depends_on_data_is_finite_and_named(
     assert str(answer).removesuffix(".0") in given.answer
 
 
+def test_a_number_is_formatted_as_on_a_gpu(values: HostValues) -> None:
+    """A program may name a module by an index, as Switch Transformers names its experts."""
+    assert f"expert_{torch.arange(4)[2]}" == "expert_2"
+    assert f"{torch.tensor(0.25):.3f}" == "0.250"
+    assert values.stand_ins.given == ()
+    assert f"{nn.Linear(4, 4)(torch.randn(4)).mean():.2f}" == "1.00"
+    assert len(values.stand_ins.given) == 1, "the format of what depends on data is a stand-in"
+
+
+def test_new_data_of_a_parameter_is_what_is_computed_with(values: HostValues) -> None:
+    """FakeTensorMode computes with the number that it has of a tensor of one element, in the dtype of that number."""
+    slope = nn.Parameter(torch.tensor(0.5))
+    assert slope.constant is not None  # type: ignore[attr-defined]
+    module = nn.Module()
+    module.slope = slope
+    module.to(torch.bfloat16)
+    assert nn.functional.softplus(slope).dtype == slope.dtype == torch.bfloat16
+    slope.data = torch.tensor(2.0)
+    assert slope.unsqueeze(0).square().item() == 4.0
+    slope.data = torch.randn([])
+    slope.detach().square().item()
+    assert len(values.stand_ins.given) == 1
+
+
 def test_tokens_are_routed_evenly(values: HostValues) -> None:
     """As transformers loops over experts: each expert gets its share, and a list of sizes adds up."""
     tokens, experts, chosen = 96, 8, 2

@@ -6,6 +6,8 @@ mixed precision       `torch.autocast("cuda")` and `GradScaler("cuda")` apply to
                       precision would be planned as one in float32.
 torch.cuda            `synchronize()`, `set_device()` and the like do nothing.
 numpy                 `.numpy()` gives the known values, or the expected ones.
+formats               `f"{loss:.3f}"` formats the number that `.item()` gives. Torch does so for no subclass of Tensor.
+data                  `p.data = other` makes FakeTensorMode forget the number that it had read of `p`.
 copies                `copy.deepcopy()` of a model, as for an average of its weights. Torch cannot copy a storage
                       without data.
 """
@@ -27,6 +29,7 @@ from vdnn.runtime.rehearsal.cuda_autocast import CudaAutocast
 _HERE = "cpu"
 _STAYS = frozenset({torch.Tensor.cuda, torch.Tensor.pin_memory})
 _ARRAYS: tuple[Any, ...] = (torch.Tensor.numpy, torch.Tensor.__array__)
+_SETS_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _QUIET = ("synchronize", "set_device", "reset_peak_memory_stats", "reset_max_memory_allocated", "empty_cache")
 
 
@@ -48,6 +51,10 @@ class OnTheCard(TorchFunctionMode):
             return self._array_of(args[0])
         if func is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
             return _copied(*args)
+        if func is torch.Tensor.__format__ and _is_number(args[0]):
+            return format(args[0].detach().item(), *args[1:])
+        if func == _SETS_DATA and isinstance(args[0], FakeTensor):
+            args[0].constant = getattr(args[1], "constant", None)
         if any(_is_gpu(one) for one in args):
             args = tuple(_HERE if _is_gpu(one) else one for one in args)
         if kwargs and _is_gpu(kwargs.get("device")):
@@ -59,6 +66,10 @@ def _is_gpu(value: object) -> bool:
     if isinstance(value, torch.device):
         return value.type == "cuda"
     return isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+
+
+def _is_number(tensor: torch.Tensor) -> bool:
+    return type(tensor) is FakeTensor and not tensor.dim() and not isinstance(tensor, torch.nn.Parameter)
 
 
 def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
