@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.cuda_saves import models_of_diffusers, models_of_timm, models_of_transformers
 from benchmarks.cuda_saves.difference import byte_error, differences
-from benchmarks.cuda_saves.known import KNOWN, KNOWN_UNDER_AUTOCAST
+from benchmarks.cuda_saves.known import KNOWN
 from benchmarks.cuda_saves.saves import cuda_saves, rehearsed_saves
 from benchmarks.cuda_saves.zoo import zoo
 
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
 
 def _same(name: str, make: Callable[[int], Any], precision: torch.dtype | None) -> bool:
     """Compares one model. True if it does not differ, or only as is known."""
-    reason = KNOWN.get(name) or (KNOWN_UNDER_AUTOCAST.get(name) if precision else None) or ""
+    reason = KNOWN.get(name, "")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # libraries warn of what a tensor without data cannot do

@@ -5,7 +5,3 @@ from __future__ import annotations
 KNOWN: dict[str, str] = {
     "lstm": "cuDNN's recurrent layers cannot run without a driver; their reserve is not translated",
 }
-
-KNOWN_UNDER_AUTOCAST: dict[str, str] = {
-    "DebertaV2": "its TorchScript cannot run on CUDA tensors without data under autocast",
-}

@@ -13,7 +13,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from vdnn.planning.costs import profile_costs
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
-from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
 from vdnn.runtime.rehearsal.stage import stage
 
@@ -50,10 +48,7 @@ def checkpointed(model: nn.Module, kinds: Sequence[str]) -> int:
     """Checkpoint the forward of each block. Returns the number of blocks."""
     blocks = [module for module in model.modules() if type(module).__name__ in kinds]
     for block in blocks:
-        # Torch disables function modes in the backward pass: without CudaShaped the recompute has the CPU's shapes.
-        block.forward = partial(
-            checkpoint, block.forward, use_reentrant=False, context_fn=lambda: (nullcontext(), CudaShaped())
-        )
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     return len(blocks)
 
 

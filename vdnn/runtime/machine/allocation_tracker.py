@@ -22,7 +22,6 @@ from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.dispatch_entry import turns_dynamo_off
 
 Operation = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
-_DEVICE_OF = torch.ops.prim.device.default
 _FOREACH = "aten::_foreach_"
 _entered: list[AllocationTracker] = []
 _resize = torch.UntypedStorage.resize_
@@ -139,9 +138,6 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # The storage of a wrapper such as DTensor has the size of all ranks' parts together. Its own dispatch runs
             # first, and calls this for the operations on the wrapped tensor.
             return NotImplemented
-        if func is _DEVICE_OF and type(args[0]) is FakeTensor:
-            # The engine asks every tensor for its device, twice as often as it computes.
-            return args[0].fake_device
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if out is None:

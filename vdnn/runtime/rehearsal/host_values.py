@@ -29,7 +29,6 @@ from vdnn.runtime.torch_internals.dispatch_entry import turns_dynamo_off
 from vdnn.runtime.torch_internals.tensor_kinds import CLASSES_WITH_DATA
 
 _aten = torch.ops.aten
-_DEVICE = torch.ops.prim.device.default
 _DEFAULT_GPU, _CPU = torch.device("cuda"), torch.device("cpu")
 _READS_OR_SIZES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default, _aten.lift.default)
@@ -100,8 +99,6 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is _DEVICE and type(args[0]) is FakeTensor:
-            return args[0].fake_device  # asked for at every step of a program: the other modes would only pass it on
         # In a backward pass the function modes of the stage are active here, in a forward pass they are not.
         with torch._C.DisableTorchFunction():
             return self._dispatched(func, types, args, kwargs or {})
