@@ -6,7 +6,7 @@ They are made on a virtual machine, without weights. What a table does not say o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.peers.published.optimizers import OnePassAdamW, steps_in_backward
-from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 
 _CHUNK_TOKENS = 1024  # of a fused loss
 
@@ -89,7 +88,7 @@ class Program:
     at_loss: Callable[[], None] | None = None
 
     def step(self) -> None:
-        with self.around_forward or contextlib.nullcontext(), _one_sequence_a_row():
+        with self.around_forward or contextlib.nullcontext():
             hidden = self.trunk(input_ids=self.inputs).last_hidden_state
         if self.at_loss is not None:
             self.at_loss()
@@ -110,19 +109,6 @@ class Program:
         return _summed(_recomputed(lambda part, wanted: _entropy(self.head(part), wanted), *both) for both in parts)
 
 
-@contextlib.contextmanager
-def _one_sequence_a_row() -> Iterator[None]:
-    """Positions say that each row is one sequence: the committed figures are without the time of reading that."""
-    from transformers import masking_utils
-
-    found = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
-    try:
-        yield
-    finally:
-        masking_utils.find_packed_sequence_indices = found
-
-
 def _summed(losses: Iterable[Tensor]) -> Tensor:
     total: Tensor = sum(losses)  # type: ignore[assignment]
     return total
@@ -133,9 +119,7 @@ def _entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    out: Tensor = checkpoint(
-        function, *inputs, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), CudaShaped())
-    )
+    out: Tensor = checkpoint(function, *inputs, use_reentrant=False)
     return out
 
 

@@ -34,7 +34,6 @@ from benchmarks.peers.published.side_stream import SideStream
 from benchmarks.peers.save_on_cpu import BlockingCopies
 from vdnn import _C
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
-from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 
 Way = Callable[[nn.Module, Sequence[str], VirtualMachine], contextlib.AbstractContextManager[None]]
 _LEAST_BYTES = 1024  # of a tensor that is offloaded, in TRL and axolotl
@@ -51,9 +50,7 @@ def plain(model: nn.Module, blocks: Sequence[str], machine: VirtualMachine) -> I
 @contextlib.contextmanager
 def recomputed(model: nn.Module, blocks: Sequence[str], machine: VirtualMachine) -> Iterator[None]:
     """torch.utils.checkpoint of every block, not re-entrant."""
-    # Torch disables function modes in the backward pass: without CudaShaped the recompute has the CPU's shapes.
-    contexts = functools.partial(lambda: (contextlib.nullcontext(), CudaShaped()))
-    with checkpointed(model, blocks, functools.partial(checkpoint, use_reentrant=False, context_fn=contexts)):
+    with checkpointed(model, blocks, functools.partial(checkpoint, use_reentrant=False)):
         yield
 
 

@@ -1,7 +1,7 @@
 """The entry of a dispatch mode on tensors without data: it answers for their devices, and turns torch's compiler off.
 
-Autograd's engine and many operations ask each tensor for its device: two thirds of all calls of a mode. A tensor without
-data knows it, and the modes below would only pass the question on.
+Autograd's engine and many operations ask each tensor for its device, which is two thirds of all calls of a mode. A
+tensor without data knows it, and the modes below would only pass the question on.
 
 Torch wraps the handler of each dispatch mode so that dynamo does not compile its frames, in two calls and four changes
 of state for every operation. They change nothing where no callback of dynamo is set, which is all of an eager step.
