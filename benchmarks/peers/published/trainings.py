@@ -6,7 +6,7 @@ They are made on a virtual machine, without weights. What a table does not say o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
