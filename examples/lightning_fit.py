@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
-from vdnn.integrations.lightning import OffloadCallback
+from vdnn.integrations.lightning import LightningOffloadCallback
 
 
 class Classifier(pl.LightningModule):
@@ -46,7 +46,7 @@ def main() -> None:
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
-        callbacks=[OffloadCallback(device=options.device, min_bytes="4KiB")],
+        callbacks=[LightningOffloadCallback(device=options.device, min_bytes="4KiB")],
     )
     trainer.fit(Classifier(), torch.utils.data.DataLoader(data, batch_size=64))
     print(f"loss {trainer.callback_metrics['loss']}")

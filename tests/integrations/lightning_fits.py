@@ -10,7 +10,7 @@ import lightning.pytorch as lightning
 import torch
 
 from tests.integrations.parallel_training import BATCH, WIDTH, blocks
-from vdnn.integrations.lightning import OffloadCallback
+from vdnn.integrations.lightning import LightningOffloadCallback
 
 STEPS = 6
 Values = list[torch.Tensor]
@@ -49,7 +49,7 @@ def fit_plainly(module: Any, **options: Any) -> Values:
     return [value.detach().clone() for value in module.state_dict().values()]
 
 
-def fit_with(callback: OffloadCallback, module: Any, **options: Any) -> Values:
+def fit_with(callback: LightningOffloadCallback, module: Any, **options: Any) -> Values:
     torch.manual_seed(7)
     trainer = lightning.Trainer(max_steps=STEPS, **options)
     trainer.callbacks.append(callback)

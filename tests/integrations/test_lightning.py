@@ -15,7 +15,7 @@ from tests.runtime.rigs.side_by_side import same_bits
 from vdnn.errors import CombinationError
 
 if TYPE_CHECKING:
-    from vdnn.integrations.lightning import OffloadCallback
+    from vdnn.integrations.lightning import LightningOffloadCallback
 elif not find_spec("lightning"):
     pytest.skip("pip install 'vdnn[lightning]'", allow_module_level=True)
 
@@ -28,9 +28,9 @@ pytestmark = [
 @pytest.fixture(scope="module", autouse=True)
 def _imported() -> None:
     """Imports what takes three seconds here, and not in every collection."""
-    global OffloadCallback, Regression, STEPS, fit_plainly, fit_with, quiet
+    global LightningOffloadCallback, Regression, STEPS, fit_plainly, fit_with, quiet
     from tests.integrations.lightning_fits import STEPS, Regression, fit_plainly, fit_with, quiet
-    from vdnn.integrations.lightning import OffloadCallback
+    from vdnn.integrations.lightning import LightningOffloadCallback
 
 
 NARROW = {"device": "sim", "min_bytes": 0, "limits": vdnn.Limits(offload_window="4KiB", reload_window="4KiB")}
@@ -45,7 +45,7 @@ WHOLE = {**STATE, "parameters": "all", "gradients": True}
     ids=["plain", "accumulating", "bf16"],
 )
 def test_lightning_trains_the_same(given: dict[str, Any], tmp_path: Path, options: dict[str, Any]) -> None:
-    callback = OffloadCallback(**given)
+    callback = LightningOffloadCallback(**given)
     plain = fit_plainly(Regression(), **quiet(tmp_path, **options))
     ours = fit_with(callback, Regression(), **quiet(tmp_path, **options))
     assert all(map(same_bits, plain, ours))
@@ -61,7 +61,7 @@ def test_lightning_trains_the_same(given: dict[str, Any], tmp_path: Path, option
 def test_lightning_follows_a_plan(tmp_path: Path) -> None:
     plain = fit_plainly(Regression(), **quiet(tmp_path))
     with vdnn.VirtualMachine("titan-x", fake=False) as machine:
-        callback = OffloadCallback(policy="prefix-cut", budget="min", device=machine, min_bytes=0)
+        callback = LightningOffloadCallback(policy="prefix-cut", budget="min", device=machine, min_bytes=0)
         ours = fit_with(callback, Regression(), **quiet(tmp_path))
     assert all(map(same_bits, plain, ours))
     assert callback.session is not None
@@ -83,14 +83,14 @@ def test_a_fit_that_raises_leaves_the_session(tmp_path: Path) -> None:
             return loss
 
     with pytest.raises(RuntimeError, match="enough"):
-        fit_with(OffloadCallback(device="sim", min_bytes=0), Failing(), **quiet(tmp_path))
+        fit_with(LightningOffloadCallback(device="sim", min_bytes=0), Failing(), **quiet(tmp_path))
     with vdnn.offload(device="sim"):
         pass
 
 
 def test_a_model_on_the_cpu_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(CombinationError, match="vdnn.offload does not work with a model on cpu: .* device='sim'"):
-        fit_with(OffloadCallback(), Regression(), **quiet(tmp_path))
+        fit_with(LightningOffloadCallback(), Regression(), **quiet(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy", "XLAFSDPStrategy"])
@@ -99,7 +99,7 @@ def test_a_strategy_that_was_never_tested_is_refused(name: str) -> None:
         strategy = type(name, (), {})()
 
     with pytest.raises(CombinationError, match=f"does not work with Lightning's {name}: .*ddp"):
-        OffloadCallback(device="sim").setup(Trainer(), Regression(), "fit")
+        LightningOffloadCallback(device="sim").setup(Trainer(), Regression(), "fit")
 
 
 def test_a_module_compiled_with_cuda_graphs_is_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -115,5 +115,10 @@ def test_a_module_compiled_with_cuda_graphs_is_refused_before_anything_runs(tmp_
 
     compiled = torch.compile(Counting(), mode="reduce-overhead")
     with pytest.raises(CombinationError, match="does not work with the CUDA graphs of torch.compile around the Count"):
-        fit_with(OffloadCallback(device="sim", min_bytes=0), compiled, **quiet(tmp_path))
+        fit_with(LightningOffloadCallback(device="sim", min_bytes=0), compiled, **quiet(tmp_path))
     assert steps == []
+
+
+def test_the_name_that_the_callback_had_is_refused_with_the_new_one() -> None:
+    with pytest.raises(ImportError, match=r"OffloadCallback is now called LightningOffloadCallback\."):
+        from vdnn.integrations.lightning import OffloadCallback  # noqa: F401

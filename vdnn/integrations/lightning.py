@@ -1,6 +1,6 @@
 """A callback for Lightning's Trainer, which fits inside a session.
 
-Trainer(..., callbacks=[OffloadCallback(budget="12GiB")]).fit(module)
+Trainer(..., callbacks=[LightningOffloadCallback(budget="12GiB")]).fit(module)
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ except ModuleNotFoundError as error:
 _REFUSED = ("DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy", "XLAFSDPStrategy")
 
 
-class OffloadCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped where it is not installed
+def __getattr__(name: str) -> object:
+    if name == "OffloadCallback":
+        raise ImportError("vdnn.integrations.lightning.OffloadCallback is now called LightningOffloadCallback.")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class LightningOffloadCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped where it is not installed
     """Takes OffloadArguments or the options of vdnn.offload, and `offload_optimizer=True` to keep the state of the
     module's optimizers on the host. Raises at the start of fit() if something cannot work."""
 
@@ -48,7 +54,7 @@ class OffloadCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped
         name = type(trainer.strategy).__name__
         if name in _REFUSED:
             raise CombinationError(
-                ours="vdnn's OffloadCallback",
+                ours="vdnn's LightningOffloadCallback",
                 theirs=f"Lightning's {name}",
                 reason="it has never been tested inside a session",
                 way_out="Use the strategy 'ddp', ModelParallelStrategy (FSDP2), or one device",

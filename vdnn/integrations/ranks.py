@@ -43,7 +43,7 @@ from vdnn.runtime.session.offload import offload
 from vdnn.runtime.session.plan_folders import path_of, plan_folder
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps.plan_store import PlanFolder, TrainingIdentity, card_facts, refused, structure_of
-from vdnn.runtime.steps.plan_table import Source
+from vdnn.runtime.steps.plan_table import RungOrigin
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
@@ -323,7 +323,7 @@ class RankPlans:
         """Replaces the plan of this rank. If that is not possible, a warning says so."""
         if self._folder is None:
             return
-        rung = StoredRung(0, plan, None, Source.RECORDED.value, 0, False, ())
+        rung = StoredRung(0, plan, None, RungOrigin.RECORDED.value, 0, False, ())
         ladder = StoredLadder(False, False, (StoredRecording(0, True, False),), (rung,))
         self._folder.store(self._training, StoredPlans((recording,), (ladder,), (0,)))
 

@@ -30,7 +30,7 @@ class TrainingRun:
 
     def __init__(self, arguments: OffloadArguments | None, options: dict[str, Any]) -> None:
         if arguments is not None and options:
-            raise TypeError("OffloadCallback: expected OffloadArguments or options of vdnn.offload, got both.")
+            raise TypeError("vdnn's callback: expected OffloadArguments or options of vdnn.offload, got both.")
         if arguments is not None:
             self._options, self._offloads_optimizer = arguments.options(), arguments.vdnn_offload_optimizer
         else:

@@ -24,14 +24,14 @@ from tests.runtime.rigs.virtual_training import recompute_all
 from tests.runtime.steps.test_settled_steps import python_calls, run
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
-from vdnn.runtime.steps.executor import Move
-from vdnn.runtime.steps.step_script import NO_LIFETIME, Event, EventKind
+from vdnn.runtime.steps.executor import MoveKind
+from vdnn.runtime.steps.step_script import NO_LIFETIME, EventKind, ScriptEvent
 from vdnn.step.plan import Action
 
 _HANDLED = (EventKind.PLANNED, EventKind.FETCH)
 
 
-def events_of(session: Session) -> tuple[Event, ...]:
+def events_of(session: Session) -> tuple[ScriptEvent, ...]:
     followed = settling_of(session).followed
     assert followed is not None
     return followed.script.events
@@ -95,7 +95,7 @@ def test_a_recompute_reads_what_the_gate_serves(plan: str) -> None:
 
 def test_python_is_called_for_moves_of_bytes_that_the_program_did_not_save() -> None:
     """Encoded bytes have no save in the script, and the gate has to call Python where they move."""
-    event = Event(EventKind.KEPT, 0, 0, ((0, Move.RELEASE), (7, Move.RELOAD)))
+    event = ScriptEvent(EventKind.KEPT, 0, 0, ((0, MoveKind.RELEASE), (7, MoveKind.RELOAD)))
     fields = event.for_gate({0: 0})
     assert ((0, False), (NO_LIFETIME, True)) in fields
 

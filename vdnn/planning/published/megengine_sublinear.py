@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from vdnn.planning.policies.backward_operations import operations_of
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
-from vdnn.planning.published.recomputed_steps import RecomputedStep, RecomputedSteps, plan_of_recomputes
+from vdnn.planning.published.recomputed_steps import ChosenRecomputes, RecomputedSteps, plan_of_recomputes
 from vdnn.planning.published.save_blocks import SaveBlocks
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
@@ -117,7 +117,7 @@ class _SublinearSearch:
             self._evolve()
         return min(self._found, key=self._rank)
 
-    def refined(self, cuts: Cuts, enough_bytes: int) -> RecomputedStep:
+    def refined(self, cuts: Cuts, enough_bytes: int) -> ChosenRecomputes:
         """The step with more cuts, added as long as the peak stays within `enough_bytes`."""
         step = self._steps.step(self._blocks.inside(cuts))
         cut_after = {index: cut for cut, index in enumerate(self._blocks.order)}

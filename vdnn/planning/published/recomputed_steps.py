@@ -16,7 +16,7 @@ from vdnn.step.recording import Recompute, Recording
 
 
 @dataclass(frozen=True, slots=True)
-class RecomputedStep:
+class ChosenRecomputes:
     """The step in which the storages `chosen` are recomputed."""
 
     chosen: frozenset[int]
@@ -32,7 +32,7 @@ class RecomputedSteps:
     recording: Recording
     candidates: tuple[int, ...] = field(init=False)
     recomputes: dict[int, Recompute] = field(init=False)
-    _seen: dict[frozenset[int], RecomputedStep] = field(default_factory=dict)
+    _seen: dict[frozenset[int], ChosenRecomputes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         lifetimes = self.recording.lifetimes
@@ -43,14 +43,14 @@ class RecomputedSteps:
         }
         self.candidates = tuple(self.recomputes)
 
-    def step(self, chosen: Collection[int]) -> RecomputedStep:
+    def step(self, chosen: Collection[int]) -> ChosenRecomputes:
         key = frozenset(chosen)
         if key not in self._seen:
             followed = with_recomputes(self.recording, key)
-            self._seen[key] = RecomputedStep(key, followed.peak_bytes, followed.compute_ns)
+            self._seen[key] = ChosenRecomputes(key, followed.peak_bytes, followed.compute_ns)
         return self._seen[key]
 
-    def best(self, budget_bytes: int | None) -> RecomputedStep:
+    def best(self, budget_bytes: int | None) -> ChosenRecomputes:
         """The shortest step that fits, of those tried. If none fits, or without a budget, that with the lowest peak."""
         found = self._seen.values()
         fitting = [one for one in found if budget_bytes is not None and one.peak_bytes <= budget_bytes]

@@ -18,8 +18,8 @@ from vdnn.planning.training.simulate_cycle import TrainingStep, simulate_trainin
 from vdnn.planning.training.training import Training, TrainingMachine
 
 
-class Trial(NamedTuple):
-    """A simulated placement. Of two, the smaller one is better."""
+class SimulatedPlacement(NamedTuple):
+    """A placement with the time and the moved bytes of its simulated step. The smaller of two is better."""
 
     step_ns: int
     moved_bytes: int
@@ -40,7 +40,7 @@ class Trials:
         on_progress: Callable[[float], None],
     ) -> None:
         self.training, self.machine, self.budget_bytes = training, machine, budget_bytes
-        self.best: Trial | None = None
+        self.best: SimulatedPlacement | None = None
         self.most_work = self.work = most_work
         self._on_progress = on_progress
         self._least_bytes: int | None = None
@@ -69,7 +69,7 @@ class Trials:
             self._on_progress(min(1.0, 1 - self.work / self.most_work))
             value = (0.0, float(step_ns), cycle.moved_bytes)
             if self.best is None or (step_ns, cycle.moved_bytes) < self.best[:2]:
-                self.best = Trial(step_ns, cycle.moved_bytes, placement)
+                self.best = SimulatedPlacement(step_ns, cycle.moved_bytes, placement)
         self._seen[placement] = value
         return value
 

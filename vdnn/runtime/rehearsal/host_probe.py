@@ -67,7 +67,7 @@ def measured_host(turns: int = _TURNS) -> MeasuredHost:
     return found
 
 
-class _Counts(NamedTuple):
+class _StepCounts(NamedTuple):
     """A plain step of the blocks: its operations, views included, those that run on the device, and its saves."""
 
     operations: int
@@ -140,7 +140,7 @@ def _machine() -> str:
     )
 
 
-def _rehearsed() -> tuple[Recording, _Counts]:
+def _rehearsed() -> tuple[Recording, _StepCounts]:
     """A recorded step of the blocks, and the counts of a plain one."""
     with VirtualMachine("h100", host=_COUNTS) as machine:
         model, x = _blocks("cpu")
@@ -154,7 +154,7 @@ def _rehearsed() -> tuple[Recording, _Counts]:
         session.close()
         issued, launched = machine.issued_ns, machine.operations
         model(x).sum().backward()
-        counts = _Counts(machine.issued_ns - issued, machine.operations - launched, saves)
+        counts = _StepCounts(machine.issued_ns - issued, machine.operations - launched, saves)
     if recording is None or not any(_is_moved(one) for one in recording.lifetimes):
         raise VdnnError(f"the host cannot be measured: a recorded step has no result of {_MOVED} to recompute.")
     return recording, counts

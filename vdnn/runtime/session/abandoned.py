@@ -52,11 +52,11 @@ def _end(packer: Packer) -> None:
     if not living:
         packer.cut()
         return
-    last = _Last(packer)
+    last = _LivingStorages(packer)
     last.living = {weakref.ref(managed, last.gone) for managed in living}
 
 
-class _Last:
+class _LivingStorages:
     """The storages that a packer without an engine still manages. Their references keep this alive."""
 
     def __init__(self, packer: Packer) -> None:

@@ -78,7 +78,7 @@ class EngineOptions:
     has_parameters: bool = False  # the session manages parameters
 
 
-class _Entry(NamedTuple):
+class _SessionOnThread(NamedTuple):
     session: object
     thread: int
 
@@ -122,7 +122,7 @@ class Engine:
         self.unseen = Unseen()
         self.optimizer_steps = 0  # that sessions have seen
         self._installing = threading.Lock()
-        self._entries: list[_Entry] = []
+        self._entries: list[_SessionOnThread] = []
         self._entered_streams: list[list[int]] = []  # different ones, each a handle for every CUDA device
         self._installed: list[Callable[[], object]] = []  # what removes each hook
 
@@ -145,7 +145,7 @@ class Engine:
                 except BaseException:
                     self._remove_hooks()
                     raise
-            self._entries.append(_Entry(session, threading.get_ident()))
+            self._entries.append(_SessionOnThread(session, threading.get_ident()))
         handles = streams_of_thread()
         if handles and handles not in self._entered_streams:
             with self.saves.lock:
@@ -179,7 +179,7 @@ class Engine:
 
     def is_alone_and_idle(self, session: object) -> bool:
         """True if no other session is entered here, and no module or backward runs."""
-        is_alone = self._entries == [_Entry(session, threading.get_ident())]
+        is_alone = self._entries == [_SessionOnThread(session, threading.get_ident())]
         return is_alone and not in_backward() and not self.modules.stack()
 
     def grow(self) -> None:
@@ -204,7 +204,7 @@ class Engine:
 
     def uninstall(self, session: object) -> None:
         with self._installing:
-            self._entries.remove(_Entry(session, threading.get_ident()))
+            self._entries.remove(_SessionOnThread(session, threading.get_ident()))
             if not self._entries:
                 self._remove_hooks()
         _free_what_is_over()

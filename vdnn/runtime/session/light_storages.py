@@ -19,8 +19,8 @@ from vdnn import _C
 from vdnn.runtime.recompute.readers import overwrites
 from vdnn.runtime.session.saves import Saves
 from vdnn.runtime.steps.script_sizes import EventLater, event_of
-from vdnn.runtime.steps.settling import Followed
-from vdnn.runtime.steps.step_script import Event
+from vdnn.runtime.steps.settling import SettledStep
+from vdnn.runtime.steps.step_script import ScriptEvent
 from vdnn.runtime.steps.steps import StepWatch
 from vdnn.runtime.storage.counters import Counters
 from vdnn.runtime.storage.facts import Geometry, StorageFacts, label_of
@@ -55,7 +55,7 @@ class LightStorages:
         `restore` follows it."""
         self._saves = saves
         self._watch = watch
-        self.followed: Followed | None = None  # the step that the mover serves
+        self.followed: SettledStep | None = None  # the step that the mover serves
         self.mover = _C.Mover(
             saves.lock.acquire,
             saves.lock.release,
@@ -107,7 +107,7 @@ class LightStorages:
 
     # Called when the gate opens and closes.
 
-    def begin(self, followed: Followed) -> None:
+    def begin(self, followed: SettledStep) -> None:
         """The gate will serve the rest of this step."""
         transport = self._watch.transport
         if transport is None or not _may_be_light(transport):
@@ -141,7 +141,7 @@ class LightStorages:
 
     def _hand_over(
         self,
-        first: Event | EventLater,
+        first: ScriptEvent | EventLater,
         stored: torch.UntypedStorage | _C.WeakStorage | None,
         address: int,
         stream: _C.Stream,
@@ -149,7 +149,7 @@ class LightStorages:
         version: int,
         copy: _C.HostCopy | None,
         reload: _Reload | None,
-        saves: list[tuple[Event | EventLater, int]],
+        saves: list[tuple[ScriptEvent | EventLater, int]],
         discarded: tuple[_C.CountedRecipe, torch.Tensor | None, int] | None,
         more_uses: int,
     ) -> tuple[list[PackedView], Source]:
@@ -189,7 +189,7 @@ class LightStorages:
             self._follow(managed, event)
         return views, managed.source
 
-    def _follow(self, managed: ManagedStorage, event: Event) -> None:
+    def _follow(self, managed: ManagedStorage, event: ScriptEvent) -> None:
         """From now on the step follows it in Python."""
         followed = self.followed
         if followed is None or event.planned is None:
@@ -201,7 +201,7 @@ class LightStorages:
         if managed.reloaded is not None and managed.watched is not None:
             followed.step.reloaded(managed.watched, managed.reloaded.copy)
 
-    def _held(self, first: Event | EventLater, storage: torch.UntypedStorage) -> _C.WeakStorage:
+    def _held(self, first: ScriptEvent | EventLater, storage: torch.UntypedStorage) -> _C.WeakStorage:
         """A storage is released, and others hold it."""
         transport, counters, event = self._watch.transport, self._saves.counters, event_of(first)
         if transport is None or event.key is None or event.dtype is None:
@@ -212,7 +212,7 @@ class LightStorages:
         return _C.WeakStorage(storage)
 
     def _make_source(
-        self, first: Event | EventLater, storage: torch.UntypedStorage, address: int, stream: _C.Stream
+        self, first: ScriptEvent | EventLater, storage: torch.UntypedStorage, address: int, stream: _C.Stream
     ) -> Source:
         """The source of a storage whose graph was freed while its copy is in flight."""
         transport = self._watch.transport
@@ -220,7 +220,7 @@ class LightStorages:
             raise RuntimeError("expected the transport of a light storage, got none")
         return Source(storage, self._facts(event_of(first), address, stream), transport.release_context)
 
-    def _move(self, first: Event | EventLater, is_reload: bool) -> None:
+    def _move(self, first: ScriptEvent | EventLater, is_reload: bool) -> None:
         """Issues a move that the mover could not: of the lifetime of this first save, which was handed over."""
         managed = None if self.followed is None else self.followed.executor.followed(event_of(first).planned)
         if managed is None:
@@ -231,7 +231,7 @@ class LightStorages:
             else:
                 managed.release()
 
-    def _facts(self, event: Event, address: int, stream: _C.Stream) -> StorageFacts:
+    def _facts(self, event: ScriptEvent, address: int, stream: _C.Stream) -> StorageFacts:
         counters = self._saves.counters if self.followed is None else self.followed.counters
         geometry = _geometry(event)
         is_dense = event.moving is not None and event.moving.is_dense
@@ -264,11 +264,11 @@ def _resumed(
     )
 
 
-def _itemsize(event: Event) -> int:
+def _itemsize(event: ScriptEvent) -> int:
     return 1 if event.dtype is None else event.dtype.itemsize
 
 
-def _geometry(event: Event) -> Geometry:
+def _geometry(event: ScriptEvent) -> Geometry:
     if event.dtype is None:
         raise RuntimeError("expected the event of a save, got that of a use")
     if event.key is None:

@@ -39,7 +39,7 @@ from vdnn.user_warnings import warn
 _this_thread = threading.local()
 
 
-class _Entry(NamedTuple):
+class _EnteredSession(NamedTuple):
     """A session that a thread has entered, with the hooks it installed there, and the counters that it replaced."""
 
     session: Session
@@ -49,9 +49,9 @@ class _Entry(NamedTuple):
     optimizer_steps: int  # that the engine had seen before
 
 
-def _entries_of_thread() -> list[_Entry]:
+def _entries_of_thread() -> list[_EnteredSession]:
     """The sessions that this thread has entered, the outermost first."""
-    entered: list[_Entry] | None = getattr(_this_thread, "entered", None)
+    entered: list[_EnteredSession] | None = getattr(_this_thread, "entered", None)
     if entered is None:
         entered = _this_thread.entered = []
     return entered
@@ -119,7 +119,7 @@ class Session(contextlib.ContextDecorator):
             hooks.__exit__()
             engine.uninstall(self)
             raise
-        _entries_of_thread().append(_Entry(self, engine, hooks, engine.saves.counters, engine.optimizer_steps))
+        _entries_of_thread().append(_EnteredSession(self, engine, hooks, engine.saves.counters, engine.optimizer_steps))
         engine.saves.counters = self.counters
         engine.resumed()
         return self
@@ -139,7 +139,7 @@ class Session(contextlib.ContextDecorator):
     def _leave(
         self,
         engine: Engine,
-        entered: list[_Entry],
+        entered: list[_EnteredSession],
         counters_before: Counters,
         steps_before: int,
         *,

@@ -31,8 +31,8 @@ from vdnn.runtime.session.light_storages import LightStorages
 from vdnn.runtime.session.missing import recomputed
 from vdnn.runtime.session.saves import Saves
 from vdnn.runtime.session.unplanned_hooks import UnplannedHooks
-from vdnn.runtime.steps.settling import Followed
-from vdnn.runtime.steps.step_script import NO_LIFETIME, Event, EventKind
+from vdnn.runtime.steps.settling import SettledStep
+from vdnn.runtime.steps.step_script import NO_LIFETIME, EventKind, ScriptEvent
 from vdnn.runtime.steps.steps import StepWatch
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.kept import kept_tensor
@@ -209,7 +209,7 @@ class SettledHooks:
     def _is_at(self, index: int) -> bool:
         return self.gate.is_open and self.gate.position == index
 
-    def _act(self, followed: Followed, index: int) -> None:
+    def _act(self, followed: SettledStep, index: int) -> None:
         """Issues the moves of the plan at this event, which Python has served."""
         event = followed.script.events[index]
         if event.moves:
@@ -219,7 +219,7 @@ class SettledHooks:
             self.gate.make_moves(index, True)
         self.look_again()
 
-    def _make_planned(self, followed: Followed, event: Event) -> None:
+    def _make_planned(self, followed: SettledStep, event: ScriptEvent) -> None:
         """Issues the moves that are Python's."""
         deferred, transport = self._saves.deferred, self._watch.transport
         if transport is None:
@@ -234,7 +234,7 @@ class SettledHooks:
         if self.gate.is_open:
             self.gate.attention = self._saves.deferred.number > 0 or self._are_waiting
 
-    def _manage_kept(self, followed: Followed) -> None:
+    def _manage_kept(self, followed: SettledStep) -> None:
         """Manages the saves that the gate has kept in this step and that are alive: see [Note: Kept saves]. A save that
         was written to stays as it is, because its use raises an error. Called under the lock, while the gate is
         closed."""
@@ -246,7 +246,7 @@ class SettledHooks:
                 self._manage_kept_save(save, followed, transport)
         self._saves.readers.forget_index()
 
-    def _manage_kept_save(self, save: _C.KeptSave, followed: Followed, transport: Transport) -> None:
+    def _manage_kept_save(self, save: _C.KeptSave, followed: SettledStep, transport: Transport) -> None:
         saves, tensor = self._saves, save.tensor
         packed, is_new = saves.manage(tensor, tensor, tensor.untyped_storage(), None, transport)
         managed, planned = packed.managed, followed.script.planned.get(save.lifetime)
@@ -309,7 +309,7 @@ class SettledHooks:
         recipes = self._saves.recipes
         return recipes is not None and recipes.are_waiting
 
-    def _encode(self, followed: Followed, index: int) -> bool:
+    def _encode(self, followed: SettledStep, index: int) -> bool:
         """Encodes what waits for this event of the script. False if that differs from the script."""
         event, recipes = followed.script.events[index], self._saves.recipes
         if recipes is None or not (recipes.are_waiting or event.encoded) or followed.encoded_at == index:
@@ -373,7 +373,7 @@ class SettledHooks:
             self._settling.used_operand(packed)
         return tensor
 
-    def _planned_operand(self, followed: Followed, packed: PackedView | NativeSave) -> torch.Tensor | None:
+    def _planned_operand(self, followed: SettledStep, packed: PackedView | NativeSave) -> torch.Tensor | None:
         event = self._expected(followed)
         if event is None or event.kind is not EventKind.OPERAND or transform_level() is not None:
             return None
@@ -398,7 +398,7 @@ class SettledHooks:
         self._act(followed, index)
         return tensor
 
-    def _expected(self, followed: Followed) -> Event | None:
+    def _expected(self, followed: SettledStep) -> ScriptEvent | None:
         """The next event of the settled step, if this thread uses what the step saved."""
         gate, events = self.gate, followed.script.events
         return events[gate.position] if gate.is_open and gate.uses_here and gate.position < len(events) else None
@@ -425,7 +425,7 @@ def _has_key(tensor: torch.Tensor, node: torch.autograd.graph.Node | None, key: 
     )
 
 
-def _is_lifetime(followed: Followed, event: Event, packed: PackedView) -> bool:
+def _is_lifetime(followed: SettledStep, event: ScriptEvent, packed: PackedView) -> bool:
     """True if this is the lifetime of the event, in the step that runs."""
     watched = packed.managed.watched
     if watched is None or watched.observer is not followed.step:

@@ -17,7 +17,7 @@ from vdnn.step.plan import Action
 
 
 @dataclass(slots=True)
-class _Held:
+class _EarlierStorage:
     """One storage. `why`: a guard or a plan has kept it, for this reason. `is_refused`: its copy was refused."""
 
     reference: weakref.ref[ManagedStorage]
@@ -29,7 +29,7 @@ class EarlierGraphs:
     """The storages that outlived the finished steps of one session."""
 
     def __init__(self) -> None:
-        self._held: list[_Held] = []  # the oldest first
+        self._held: list[_EarlierStorage] = []  # the oldest first
 
     def __bool__(self) -> bool:
         return bool(self._held)
@@ -40,7 +40,7 @@ class EarlierGraphs:
         self._held = [one for one in self._held if one.reference() is not None]
         for managed in outliving:
             number = None if managed.watched is None else managed.watched.number
-            self._held.append(_Held(managed.reference, None if number is None else kept.get(number)))
+            self._held.append(_EarlierStorage(managed.reference, None if number is None else kept.get(number)))
 
     @property
     def bytes(self) -> tuple[int, int]:
@@ -68,7 +68,7 @@ class EarlierGraphs:
             freed_bytes += 0 if one.is_refused else managed.nbytes
         return freed_bytes
 
-    def _movable(self) -> list[tuple[_Held, ManagedStorage]]:
+    def _movable(self) -> list[tuple[_EarlierStorage, ManagedStorage]]:
         alive = [(one, one.reference()) for one in self._held if not one.is_refused]
         return [
             (one, managed)

@@ -34,12 +34,12 @@ _AHEAD = 4
 _FAR = 2
 
 
-class Move(Enum):
+class MoveKind(Enum):
     RELEASE = "release"
     RELOAD = "reload"
 
 
-PlannedMove = tuple[int, Move]  # of a lifetime of the plan
+PlannedMove = tuple[int, MoveKind]  # of a lifetime of the plan
 
 
 class EncodedSave(NamedTuple):
@@ -107,11 +107,11 @@ class Executor:
                 (point, move.value, lifetime, move)
                 for lifetime, planned in enumerate(plan.lifetimes)
                 for absence in planned.absences
-                for move, point in ((Move.RELEASE, absence.release_point), (Move.RELOAD, absence.reload_point))
+                for move, point in ((MoveKind.RELEASE, absence.release_point), (MoveKind.RELOAD, absence.reload_point))
                 if point is not None
             ),
             # At one point: releases first, because they make room, then reloads, in the order of their uses.
-            key=lambda one: (one[0], one[3] is Move.RELOAD, self._next_use(one[2], one[0]), one[2]),
+            key=lambda one: (one[0], one[3] is MoveKind.RELOAD, self._next_use(one[2], one[0]), one[2]),
         )
         self.begin_step()
 
@@ -267,7 +267,7 @@ class Executor:
             managed = None if reference is None else reference()
             if managed is None:
                 continue
-            if move is Move.RELEASE:
+            if move is MoveKind.RELEASE:
                 managed.release()
                 released.append(managed)
             elif self.is_outgrown:  # there may be no room: the lookahead reloads as much as its window takes
@@ -296,7 +296,7 @@ class Executor:
             managed = None if reference is None else reference()
             if managed is None:
                 continue
-            if move is Move.RELEASE:
+            if move is MoveKind.RELEASE:
                 managed.release()
             else:
                 managed.reload_early()

@@ -11,7 +11,7 @@ import torch
 from vdnn.runtime.recompute.readers import may_be_overwritten
 from vdnn.runtime.recompute.recipe import Recipe
 from vdnn.runtime.steps.executor import EncodedSave, Executor, PlannedMove
-from vdnn.runtime.steps.step_script import NO_LIFETIME, Event, EventKind, Moving, StepScript
+from vdnn.runtime.steps.step_script import NO_LIFETIME, EventKind, Moving, ScriptEvent, StepScript
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage
@@ -46,7 +46,7 @@ class Lesson:
         self._running = modules
         self._counters = counters
         self._resident_bytes = resident_bytes
-        self._events: list[Event] = []
+        self._events: list[ScriptEvent] = []
         self._points = 0
         self._uses = 0
         self._moves = 0  # of the executor, so far
@@ -88,7 +88,7 @@ class Lesson:
         unseen = self._recomputes.unseen(lambda number: number in found or self._settled(events[number]).is_for_python)
         return found.union(unseen)
 
-    def _settled(self, event: Event) -> Event:
+    def _settled(self, event: ScriptEvent) -> ScriptEvent:
         """Turns kept saves into planned ones where something depends on them."""
         if event.lifetime in self._apart or event.lifetime in self._not_light:
             event = event._replace(moving=None)
@@ -143,7 +143,7 @@ class Lesson:
         number = NO_LIFETIME if watched.number is None else watched.number
         if may_be_overwritten():
             self._not_light.add(number)
-        self._events.append(Event(kind, number, watched.planned, self._new_moves(), encoded=encoded))
+        self._events.append(ScriptEvent(kind, number, watched.planned, self._new_moves(), encoded=encoded))
         self._recomputes.look()
 
     def encoded(self, key: SaveKey, planned: int | None) -> None:
@@ -158,7 +158,7 @@ class Lesson:
         self._points += len(encoded)
         return encoded
 
-    def _exempt(self, tensor: torch.Tensor) -> Event | None:
+    def _exempt(self, tensor: torch.Tensor) -> ScriptEvent | None:
         now = self._counters.kept
         reason = next((one for one in now if now[one] != self._kept.get(one, 0)), None)
         if type(tensor) not in PLAIN_CLASSES or reason is None or reason in _NOT_LEARNED:
@@ -166,7 +166,7 @@ class Lesson:
         event = self._event(EventKind.EXEMPT, tensor, NO_LIFETIME, None, is_new=False)
         return event._replace(reason=reason, in_backward=False)
 
-    def _point(self, tensor: torch.Tensor, packed: object) -> Event | None:
+    def _point(self, tensor: torch.Tensor, packed: object) -> ScriptEvent | None:
         managed = packed.managed if type(packed) is PackedView else None
         watched = None if managed is None else managed.watched
         encoded = self._take_encoded()
@@ -195,7 +195,7 @@ class Lesson:
             self._not_light.add(number)
         return event._replace(encoded=encoded)
 
-    def _moving(self, event: Event, tensor: torch.Tensor, managed: ManagedStorage) -> Moving | None:
+    def _moving(self, event: ScriptEvent, tensor: torch.Tensor, managed: ManagedStorage) -> Moving | None:
         """The facts with which the gate moves this save itself; None if Python has to."""
         node, facts, key = tensor.grad_fn, managed.facts, event.key
         is_plain = type(tensor) is torch.Tensor and not tensor.dtype.is_complex and not tensor.is_neg()
@@ -214,9 +214,9 @@ class Lesson:
 
     def _event(
         self, kind: EventKind, tensor: torch.Tensor, lifetime: int, planned: int | None, *, is_new: bool
-    ) -> Event:
+    ) -> ScriptEvent:
         stack = self._running.stack()
-        return Event(
+        return ScriptEvent(
             kind,
             lifetime,
             planned,

@@ -29,7 +29,7 @@ from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.kinds import AlikeKinds, Begin, Kind, StepKinds, Unplannable
 from vdnn.runtime.steps.measurement import MeasuredStep, Over
 from vdnn.runtime.steps.plan_store import PlanFolder, PlanStore
-from vdnn.runtime.steps.plan_table import Ladder, Rung, Source, StepTally, is_mistaken, needs_plan
+from vdnn.runtime.steps.plan_table import Ladder, Rung, RungOrigin, StepTally, is_mistaken, needs_plan
 from vdnn.runtime.steps.planner import BudgetPlanner, PlanMaker
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.steps.size_model import RecordedSizes
@@ -413,15 +413,15 @@ class PlanBook:
         def give_up(error: VdnnError) -> bool:
             if not step.is_warm_up and self._refused(error):
                 return True
-            if all(rung.source is Source.WARM_UP for rung in self.rungs):
+            if all(rung.origin is RungOrigin.WARM_UP for rung in self.rungs):
                 if step.earlier_bytes and isinstance(error, BudgetError):
                     raise naming_earlier_graphs(error, step.earlier_bytes)
                 return step.is_warm_up  # it may have taken more than later ones do
             self._unplannable.note(kind, recording, error)
             return True
 
-        source = Source.WARM_UP if step.is_warm_up else Source.RECORDED
-        maker.make_from(recording, timeline, None if below is None else below.recording, source, use, give_up)
+        origin = RungOrigin.WARM_UP if step.is_warm_up else RungOrigin.RECORDED
+        maker.make_from(recording, timeline, None if below is None else below.recording, origin, use, give_up)
 
     def _ladder_for(self, kind: Kind, begin: Begin, recorded: RecordedSizes) -> Ladder:
         """The ladder of a kind; a new one that begins with these recorded steps if it has none, or none any more."""

@@ -34,7 +34,7 @@ from vdnn.errors import FormatError, VdnnError
 from vdnn.planning.planned_step import PlannedStep
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.steps.kinds import Begin, Kind
-from vdnn.runtime.steps.plan_table import Ladder, Rung, Source
+from vdnn.runtime.steps.plan_table import Ladder, Rung, RungOrigin
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.steps.size_model import RecordedSizes
@@ -358,7 +358,7 @@ class PlanStore:
         planner, plan, timeline = self._planner, stored.plan, stored.timeline
         planner.require_host(plan)
         predicted = simulate(recording, plan, planner.costs(timeline))
-        rung = Rung(PlannedStep(recording, plan, predicted, None, 0.0), recording, timeline, Source(stored.source))
+        rung = Rung(PlannedStep(recording, plan, predicted, None, 0.0), recording, timeline, RungOrigin(stored.source))
         rung.tightened_bytes, rung.is_over_somewhere = stored.tightened_bytes, stored.is_over_somewhere
         rung.is_stored = True
         for first in stored.served:
@@ -413,7 +413,7 @@ def _recomputes(plans: StoredPlans) -> bool:
 
 def _is_worth(ladder: Ladder) -> bool:
     """True if a step after the warm-up was planned."""
-    return any(rung.source is not Source.WARM_UP for rung in ladder.rungs)
+    return any(rung.origin is not RungOrigin.WARM_UP for rung in ladder.rungs)
 
 
 class _Numbers:
@@ -434,7 +434,7 @@ def _stored(
     for kind in kinds:
         ladder = ladders[kind]
         recorded = [StoredRecording(numbers.of(one), own, early) for one, own, early in ladder.recorded.all()]
-        rungs = [_stored_rung(rung, numbers) for rung in ladder.rungs if rung.source is not Source.WARM_UP]
+        rungs = [_stored_rung(rung, numbers) for rung in ladder.rungs if rung.origin is not RungOrigin.WARM_UP]
         stored.append(StoredLadder(begins[kind].is_later, ladder.records_all, tuple(recorded), tuple(rungs)))
     for number in known.waiting[: _MOST_LADDERS - len(stored)]:
         if known.found is not None:
@@ -450,7 +450,7 @@ def _stored_rung(rung: Rung, numbers: _Numbers) -> StoredRung:
         numbers.of(rung.recording),
         rung.executor.plan,
         timeline,
-        rung.source.value,
+        rung.origin.value,
         rung.tightened_bytes,
         rung.is_over_somewhere,
         tuple(rung.larger_steps),

@@ -38,8 +38,8 @@ _MOST_SIZES = 64
 _MOST_REPLACED = 4
 
 
-class Source(Enum):
-    """A rung was planned from this."""
+class RungOrigin(Enum):
+    """The kind of recordings that a rung was planned from."""
 
     RECORDED = "a recorded step"
     WARM_UP = "a recorded step of the warm-up"
@@ -55,10 +55,10 @@ class Rung:
         planned: PlannedStep,
         recording: Recording,
         timeline: Timeline | None,
-        source: Source = Source.RECORDED,
+        origin: RungOrigin = RungOrigin.RECORDED,
     ) -> None:
         self.timeline = timeline
-        self.source = source
+        self.origin = origin
         self.tightened_bytes = 0
         self.tightenings = 0
         self.steps = 0  # that followed it
@@ -110,7 +110,7 @@ class Rung:
     @property
     def is_provisional(self) -> bool:
         """True if the next step is recorded for a better plan. A guess that costs nothing stays."""
-        return self.source is Source.WARM_UP or (self.source is Source.GUESSED and self.slowdown > _FREE)
+        return self.origin is RungOrigin.WARM_UP or (self.origin is RungOrigin.GUESSED and self.slowdown > _FREE)
 
     @property
     def is_misfit(self) -> bool:
@@ -198,7 +198,7 @@ class Ladder:
         """The rungs without a wrong one. What was guessed is then wrong, too."""
         if wrong is None:
             return self.rungs
-        return [one for one in self.rungs if one is not wrong and one.source is not Source.GUESSED]
+        return [one for one in self.rungs if one is not wrong and one.origin is not RungOrigin.GUESSED]
 
     def add(self, rung: Rung) -> None:
         """Adds a rung. Of rungs that begin alike the highest remains: the begin of a step cannot tell them apart."""
@@ -233,7 +233,7 @@ def needs_plan(ladder: Ladder, rung: Rung | None, recording: Recording, *, is_pl
 
 def is_mistaken(rung: Rung, predicted: Recording | None, recorded: Recording) -> bool:
     """True if the step that followed this rung is not as predicted."""
-    if predicted is None or rung.source is Source.RECORDED:
+    if predicted is None or rung.origin is RungOrigin.RECORDED:
         return False
     wrong_bytes = abs(recorded.peak_bytes - predicted.peak_bytes)
     is_shorter = recorded.compute_ns < (1 - _MISTAKEN_TIME) * predicted.compute_ns

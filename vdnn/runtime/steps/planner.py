@@ -27,7 +27,7 @@ from vdnn.planning.planned_step import PlannedStep, plan_step
 from vdnn.planning.policies import PlanPolicy
 from vdnn.runtime.steps.better_plans import BetterPlans
 from vdnn.runtime.steps.executor import Executor
-from vdnn.runtime.steps.plan_table import Rung, Source, StepTally
+from vdnn.runtime.steps.plan_table import Rung, RungOrigin, StepTally
 from vdnn.runtime.steps.size_model import Told
 from vdnn.runtime.torch_internals.spans import span
 from vdnn.step.made_steps import covering, first_point, order_of, with_more_resident
@@ -198,7 +198,7 @@ class PlanMaker:
         recording: Recording,
         timeline: Timeline | None,
         below: Recording | None,
-        source: Source,
+        origin: RungOrigin,
         use: Callable[[Rung], None],
         give_up: Callable[[VdnnError], bool],
     ) -> None:
@@ -211,7 +211,7 @@ class PlanMaker:
             if give_up(error):
                 return
             raise
-        use(self._rung(*made, timeline, source))
+        use(self._rung(*made, timeline, origin))
 
     def make_for(self, told: Told, rungs: Sequence[Rung], use: Callable[[Rung], None]) -> None:
         """A rung for a step that no rung serves well, if what was recorded tells enough of it. `rungs`: those of its
@@ -228,7 +228,7 @@ class PlanMaker:
                     planned = planner.planned(recording, timeline, free_bytes, known=_nearest_plan(recording, rungs))
                 except VdnnError:  # what was made may be larger than what comes
                     continue
-                rung = self._rung(recording, planned, timeline, Source.GUESSED if is_guess else Source.MADE)
+                rung = self._rung(recording, planned, timeline, RungOrigin.GUESSED if is_guess else RungOrigin.MADE)
                 rung.tightened_bytes = free_bytes
                 use(rung)
                 return
@@ -323,9 +323,9 @@ class PlanMaker:
                 logger.info("vdnn: no plan covers all sizes of this step under the budget, only the last one.")
         return recording, self.planner.planned(recording, timeline)
 
-    def _rung(self, recording: Recording, planned: PlannedStep, timeline: Timeline | None, source: Source) -> Rung:
+    def _rung(self, recording: Recording, planned: PlannedStep, timeline: Timeline | None, origin: RungOrigin) -> Rung:
         self._tally.made_one()
-        rung = Rung(planned, recording, timeline, source)
+        rung = Rung(planned, recording, timeline, origin)
         self.latest = rung.executor
         self._look_for_better(rung)
         return rung
@@ -335,7 +335,7 @@ def _nearest_plan(recording: Recording, rungs: Sequence[Rung]) -> Plan | None:
     """The plan of the rung whose step saves and uses the same and is nearest in size, or None. The plan of a warm-up
     is left out, because it knows few recipes."""
     order = order_of(recording)
-    alike = [one for one in rungs if one.source is not Source.WARM_UP and order_of(one.recording) == order]
+    alike = [one for one in rungs if one.origin is not RungOrigin.WARM_UP and order_of(one.recording) == order]
     if not alike:
         return None
     return min(alike, key=lambda one: abs(one.nbytes - recording.managed_bytes)).executor.plan

@@ -85,7 +85,7 @@ class _Source(weakref.ref[torch.UntypedStorage]):
         return -self.nbytes if is_held_by_copy else 0
 
 
-class _Entry(NamedTuple):
+class _LogEntry(NamedTuple):
     """A point as the log has it. `issued_ns`: by the host, when the hook began; `end_issued_ns` when it ended.
     `operation`: the node of the graph that made the use."""
 
@@ -101,7 +101,7 @@ class _Entry(NamedTuple):
     operation: tuple[str, int] | None
 
 
-_FIELDS = len(_Entry._fields)
+_FIELDS = len(_LogEntry._fields)
 # The places of some fields of the last point, from the end of the log.
 _KIND, _LIFETIME, _KEY, _END, _END_ISSUED, _OPERATION = -10, -9, -8, -3, -2, -1
 _ALLOCATED, _PEAK = 5, 6  # from its begin
@@ -333,9 +333,9 @@ class Recorder:
             life.last_point = end if life.end_point is None else life.end_point
             life.freed_point = end if life.free_point is None else life.free_point
 
-    def _entries(self) -> list[_Entry]:
+    def _entries(self) -> list[_LogEntry]:
         log = self._log
-        return [_Entry(*log[at : at + _FIELDS]) for at in range(0, len(log), _FIELDS)]
+        return [_LogEntry(*log[at : at + _FIELDS]) for at in range(0, len(log), _FIELDS)]
 
     def recording(self, backend: str, device_name: str, device_bytes: int) -> Recording:
         """The finished step. May block until the device has passed its end, and may be called on any thread."""
@@ -375,7 +375,7 @@ class Recorder:
                 self._account(life.source)
 
 
-def _read_by(entries: Sequence[_Entry]) -> list[int]:
+def _read_by(entries: Sequence[_LogEntry]) -> list[int]:
     """The point at which the use at each point has been read: after the last use of the same operation."""
     read = list(range(1, len(entries) + 1))
     for index in reversed(range(len(entries) - 1)):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, overload
 
-from vdnn.runtime.steps.step_script import Event, EventKind, StepScript, count_events
+from vdnn.runtime.steps.step_script import EventKind, ScriptEvent, StepScript, count_events
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.step.forms import is_within
 from vdnn.step.plan import Plan
@@ -72,14 +72,14 @@ class EventLater:
 
     __slots__ = ("_event", "_values")
 
-    def __init__(self, event: Event, values: Values) -> None:
+    def __init__(self, event: ScriptEvent, values: Values) -> None:
         self._event, self._values = event, values
 
-    def __call__(self) -> Event:
+    def __call__(self) -> ScriptEvent:
         return _with_numbers(self._event, self._values.__getitem__)
 
 
-def event_of(given: Event | EventLater) -> Event:
+def event_of(given: ScriptEvent | EventLater) -> ScriptEvent:
     return given() if isinstance(given, EventLater) else given
 
 
@@ -115,7 +115,7 @@ class _Pattern:
 class _Compiled:
     """A pattern with an index in place of each number, and the product that gives the number of each index."""
 
-    def __init__(self, script: StepScript, bare: Sequence[Event], known: dict[Sizes, list[int]]) -> None:
+    def __init__(self, script: StepScript, bare: Sequence[ScriptEvent], known: dict[Sizes, list[int]]) -> None:
         self.script = script
         rows = list(zip(*known.values(), strict=True))
         indices: dict[tuple[int, ...], int] = {(one,) * len(known): one for one in _CONSTANTS}
@@ -185,21 +185,21 @@ class _MadeScript(StepScript):
         return self._pattern.counted(self._values)
 
 
-class _MadeEvents(Sequence[Event]):
+class _MadeEvents(Sequence[ScriptEvent]):
     """The events of a made script, each made when it is asked for."""
 
-    def __init__(self, pattern: Sequence[Event], values: Values) -> None:
+    def __init__(self, pattern: Sequence[ScriptEvent], values: Values) -> None:
         self._pattern, self._values = pattern, values
-        self._made: dict[int, Event] = {}
+        self._made: dict[int, ScriptEvent] = {}
 
     def __len__(self) -> int:
         return len(self._pattern)
 
     @overload
-    def __getitem__(self, index: int) -> Event: ...
+    def __getitem__(self, index: int) -> ScriptEvent: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Event]: ...
-    def __getitem__(self, index: int | slice) -> Event | list[Event]:
+    def __getitem__(self, index: slice) -> list[ScriptEvent]: ...
+    def __getitem__(self, index: int | slice) -> ScriptEvent | list[ScriptEvent]:
         if isinstance(index, slice):
             return [self[one] for one in range(*index.indices(len(self)))]
         known = self._made.get(index)
@@ -211,7 +211,7 @@ class _MadeEvents(Sequence[Event]):
 # The numbers of a script.
 
 
-def _with_numbers(event: Event, number: Number) -> Event:
+def _with_numbers(event: ScriptEvent, number: Number) -> ScriptEvent:
     """The event with `number` of each of its numbers in their place."""
     if not event.is_save:
         return event
@@ -228,7 +228,7 @@ def _resized_key(key: SaveKey, number: Number) -> SaveKey:
     return SaveKey(key.producer, key.module, key.dtype, size, stride, key.occurrence)
 
 
-def _numbers_of(events: Sequence[Event]) -> Iterator[int]:
+def _numbers_of(events: Sequence[ScriptEvent]) -> Iterator[int]:
     """All numbers, in the order of _with_numbers."""
     for event in events:
         if event.is_save:
@@ -241,7 +241,7 @@ def _numbers_of(events: Sequence[Event]) -> Iterator[int]:
                 yield event.moving.elements
 
 
-def _bare_events(script: StepScript) -> list[Event]:
+def _bare_events(script: StepScript) -> list[ScriptEvent]:
     """The events without numbers."""
     events = []
     for one in script.events:
@@ -250,7 +250,7 @@ def _bare_events(script: StepScript) -> list[Event]:
     return events
 
 
-def _merged(one: list[Event], other: list[Event]) -> list[Event] | None:
+def _merged(one: list[ScriptEvent], other: list[ScriptEvent]) -> list[ScriptEvent] | None:
     """The bare events of two scripts, if they are the same. Each may have made some of its modules anew."""
     if len(one) != len(other):
         return None
@@ -265,7 +265,7 @@ def _merged(one: list[Event], other: list[Event]) -> list[Event] | None:
 
 
 def _counted(
-    bare: Sequence[Event], events: Sequence[Event]
+    bare: Sequence[ScriptEvent], events: Sequence[ScriptEvent]
 ) -> tuple[Counters, Counter[int], Counter[tuple[Kept, int]]]:
     """The counts of a step without bytes; and the indices of the bytes that it saves and keeps, with their number."""
     counted = Counters()

@@ -55,7 +55,7 @@ class _Habit:
     failures: int = 0
 
 
-class _Last(NamedTuple):
+class _LastStep(NamedTuple):
     """The habit of the last step: most steps are like the one before."""
 
     executor: Executor
@@ -66,7 +66,7 @@ class _Last(NamedTuple):
 class Light(Protocol):
     """The storages that the gate moves."""
 
-    def begin(self, followed: Followed) -> None: ...
+    def begin(self, followed: SettledStep) -> None: ...
     def end(self, counters: Counters) -> None: ...
 
 
@@ -105,7 +105,7 @@ class _Rest:
 
 
 @dataclass
-class Followed:
+class SettledStep:
     """The settled step that runs."""
 
     script: StepScript
@@ -126,15 +126,15 @@ class Settling:
         self.gate: _C.Gate | None = None  # None: no step is settled
         self.light: Light | None = None
         self.unplanned: Unplanned | None = None
-        self.followed: Followed | None = None  # until the step ends
+        self.followed: SettledStep | None = None  # until the step ends
         self._kept: WatchedStep | None = None  # the step without a plan whose saves the gate keeps
         self.is_expected = False  # the last step was settled from its first to its last save
-        self.manage_kept: Callable[[Followed], None] = lambda _: None  # lets guards evict what the gate keeps
+        self.manage_kept: Callable[[SettledStep], None] = lambda _: None  # lets guards evict what the gate keeps
         self.leaves: Leaves | None = None
         self._ends = ends
         self._rest = _Rest()
         self._lesson: tuple[Lesson, _Habit] | None = None
-        self._last: _Last | None = None
+        self._last: _LastStep | None = None
         self._habits: weakref.WeakKeyDictionary[Executor, OrderedDict[Opening, _Habit]] = weakref.WeakKeyDictionary()
         self._sizes: weakref.WeakKeyDictionary[Executor, dict[Begin, ScriptSizes]] = weakref.WeakKeyDictionary()
 
@@ -189,7 +189,7 @@ class Settling:
             self._follow_modules(modules)
         if modules.reads_frames:
             return False
-        self.followed = Followed(script, step, executor, counters, habit, modules)
+        self.followed = SettledStep(script, step, executor, counters, habit, modules)
         gate.open(script.native, None if modules.rests else modules.stack())
         if self.light is not None:
             self.light.begin(self.followed)
@@ -212,7 +212,7 @@ class Settling:
             if len(known) > _MOST_SHAPES:
                 known.popitem(last=False)
         known.move_to_end(opening)
-        self._last = _Last(executor, opening, habit)
+        self._last = _LastStep(executor, opening, habit)
         return habit
 
     def _sizes_of(self, step: WatchedStep, executor: Executor) -> ScriptSizes:
@@ -291,7 +291,7 @@ class Settling:
             followed.needs_replay = False
             self._replay(followed, len(followed.script.events))
 
-    def _replay(self, followed: Followed, end: int, *, has_encoded: bool = False) -> None:
+    def _replay(self, followed: SettledStep, end: int, *, has_encoded: bool = False) -> None:
         self._follow_modules(followed.modules)
         followed.script.replay(followed.step, end, has_encoded=has_encoded)
         # A guard may have to evict what the gate kept. If a recompute reads it, later saves of the same bytes must find

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from vdnn import _C
-from vdnn.runtime.steps.executor import EncodedSave, Move, PlannedMove
+from vdnn.runtime.steps.executor import EncodedSave, MoveKind, PlannedMove
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.torch_internals.version_counter import empty_of
@@ -44,7 +44,7 @@ class Moving(NamedTuple):
     elements: int  # of all of its storage
 
 
-class Event(NamedTuple):
+class ScriptEvent(NamedTuple):
     """One save or use. The fields of a use are empty after `moves`."""
 
     kind: EventKind
@@ -77,7 +77,7 @@ class Event(NamedTuple):
         """True if Python is called at this save."""
         return self.kind is EventKind.PLANNED and (self.moving is None or (self.is_new and self.moving.is_discarded))
 
-    def in_any_module(self) -> Event:
+    def in_any_module(self) -> ScriptEvent:
         """This event in any module of the same class."""
         return self._replace(module=self.module_class)
 
@@ -98,7 +98,7 @@ class Event(NamedTuple):
             self.depth,
             self.tensor_type,
             self.dtype,
-            tuple((lifetimes.get(one, NO_LIFETIME), move is Move.RELOAD) for one, move in self.moves),
+            tuple((lifetimes.get(one, NO_LIFETIME), move is MoveKind.RELOAD) for one, move in self.moves),
             self._for_mover(),
         )
 
@@ -119,7 +119,7 @@ class Event(NamedTuple):
 class StepScript:
     """The script of one step that followed a plan. `allocated_bytes` were allocated at its first save."""
 
-    def __init__(self, events: tuple[Event, ...], step: WatchedStep, allocated_bytes: int) -> None:
+    def __init__(self, events: tuple[ScriptEvent, ...], step: WatchedStep, allocated_bytes: int) -> None:
         # More than when it began; None if that is not known.
         self._more_bytes: int | None = allocated_bytes - step.resident_bytes
         self.point, self.uses, self.lifetimes = step.point, step.uses, step.lifetimes
@@ -130,11 +130,11 @@ class StepScript:
         self.planned = {one.lifetime: one.planned for one in events if one.is_new}
         self._follow(events)
 
-    def _follow(self, events: tuple[Event, ...]) -> None:
-        self.events: Sequence[Event] = events
+    def _follow(self, events: tuple[ScriptEvent, ...]) -> None:
+        self.events: Sequence[ScriptEvent] = events
         self.native = self.native_of(events)
 
-    def native_of(self, events: Sequence[Event]) -> _C.Script:
+    def native_of(self, events: Sequence[ScriptEvent]) -> _C.Script:
         """These events for the gate, which have the lifetimes of this script."""
         lifetimes = {planned: number for number, planned in self.planned.items()}
         return _C.Script([event.for_gate(lifetimes) for event in events])
@@ -198,7 +198,7 @@ class StepScript:
         return whole
 
 
-def count_events(events: Sequence[Event], counters: Counters) -> None:
+def count_events(events: Sequence[ScriptEvent], counters: Counters) -> None:
     """Counts what hooks that did not run would have counted."""
     for event in events:
         if event.kind is EventKind.USE:

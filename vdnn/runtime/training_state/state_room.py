@@ -102,7 +102,7 @@ class StayingParameters(Protocol):
     def take_out(self) -> None: ...
 
 
-class _Counts(NamedTuple):
+class _MovedSoFar(NamedTuple):
     """The bytes that have moved in all steps so far, and the time in ns that compute has waited for them."""
 
     crossed_bytes: int  # around steps of optimizers
@@ -142,7 +142,7 @@ class StateRoom:
         self._states = states
         self._parameters = parameters
         self._decisions = 0
-        self._counts: _Counts | None = None  # when an optimizer last stepped
+        self._counts: _MovedSoFar | None = None  # when an optimizer last stepped
         self._over_before = 0
         self._window_bytes = 0
         self._steps: Callable[[], PredictedSteps | None] = lambda: None  # for which it was decided
@@ -200,8 +200,8 @@ class StateRoom:
         self,
         states: Sequence[ManagedState],
         parameters: Sequence[StayingParameters],
-        before: _Counts,
-        now: _Counts,
+        before: _MovedSoFar,
+        now: _MovedSoFar,
         steps: PredictedSteps,
     ) -> None:
         crossing = _rate(now.crossed_bytes - before.crossed_bytes, now.crossed_ns - before.crossed_ns)
@@ -293,9 +293,9 @@ class StateRoom:
         self._leave_room_for_copies(steps)
 
 
-def _counts_of(states: Iterable[ManagedState], parameters: Iterable[StayingParameters]) -> _Counts:
+def _counts_of(states: Iterable[ManagedState], parameters: Iterable[StayingParameters]) -> _MovedSoFar:
     crossed, fetched = [state.crossed() for state in states], [one.fetched() for one in parameters]
-    return _Counts(
+    return _MovedSoFar(
         sum(nbytes for nbytes, _ in crossed),
         sum(waited_ns for _, waited_ns in crossed),
         sum(nbytes for nbytes, _ in fetched),
