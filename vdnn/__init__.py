@@ -16,6 +16,7 @@ from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
 from vdnn.user_warnings import VdnnWarning
+from vdnn.version import __version__
 
 if TYPE_CHECKING:
     from vdnn.advisor.advice import Advices
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from vdnn.runtime.session.offload import keep, offload, paused
     from vdnn.runtime.session.save_on_cpu import save_on_cpu
     from vdnn.runtime.session.session import Session
-
-__version__ = "0.1.0.dev0"
 
 __all__ = [
     "Advices",

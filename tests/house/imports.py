@@ -1,7 +1,8 @@
 """Reads the imports of the package's rooms from its syntax trees, and reports those that break the rules.
 
 A module imports from its own room or a lower one, so no room depends on a higher one and rooms form no cycle. Nor do
-modules, also not by imports inside functions or for types alone. A module outside every room is an offence too.
+modules, also not by imports inside functions or for types alone. Nor does one import a face, which names modules of
+many rooms. A module outside every room is an offence too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 # Rooms, lowest first. A room is a folder or a single module. A module imports from its own room or from a lower one.
 # docs/design.md and CONTRIBUTING.md quote this list, and a test compares.
 ROOMS: tuple[str, ...] = (
+    "vdnn.version",
     "vdnn.bytesize",
     "vdnn.errors",
     "vdnn.user_warnings",
@@ -42,6 +44,7 @@ ROOMS: tuple[str, ...] = (
 FACES = ("vdnn", "vdnn.runtime")
 # No module here imports torch, not even inside a function. vdnn.requirements looks for torch by name.
 TORCH_FREE = (
+    "vdnn.version",
     "vdnn.bytesize",
     "vdnn.errors",
     "vdnn.user_warnings",
@@ -128,7 +131,20 @@ def offences(modules: Mapping[str, str]) -> list[str]:
     """One sentence per broken rule."""
     homeless = [f"{name} is in no room" for name in modules if name not in FACES and room_of(name) is None]
     imports = list(imports_of(modules))
-    return [*homeless, *_upward(imports), *_forbidden(imports), *_torch_seen(imports), *_circles(imports)]
+    return [
+        *homeless,
+        *_faces_named(imports),
+        *_upward(imports),
+        *_forbidden(imports),
+        *_torch_seen(imports),
+        *_circles(imports),
+    ]
+
+
+def _faces_named(imports: Sequence[Import]) -> Iterator[str]:
+    for found in imports:
+        if found.imported in FACES:
+            yield f"{found.importer} imports {found.imported}, which is a face"
 
 
 def _upward(imports: Sequence[Import]) -> Iterator[str]:

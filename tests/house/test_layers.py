@@ -64,6 +64,7 @@ def test_the_runtime_has_eight_rooms() -> None:
         ({"vdnn.planning.planner": "from torch.fx import Graph"}, "vdnn.planning.planner imports torch"),
         ({"vdnn.planning.planner": "def late():\n    import torch"}, "vdnn.planning.planner imports torch"),
         ({"vdnn": "import torch"}, "vdnn imports torch when it is imported"),
+        ({"vdnn.cli": "def late():\n    from vdnn import plan"}, "vdnn.cli imports vdnn, which is a face"),
         ({"vdnn.misc": ""}, "vdnn.misc is in no room"),
         (
             {

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vdnn import __version__
 from vdnn.cli.command_line import INTERRUPTED, CommandParser, program_name, say_error
 from vdnn.cli.plan_command import add_plan_command, find_function, run_plan_command
 from vdnn.doctor import examine, render_json, render_text
 from vdnn.errors import LibraryMissingError, VdnnError
 from vdnn.hardware import profile_names
 from vdnn.requirements import require_core, require_torch
+from vdnn.version import __version__
 
 _BROKEN_PIPE = 141  # the exit code that a shell reports for a program whose reader closed the pipe
 

@@ -13,7 +13,6 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
-import vdnn
 from vdnn.bytesize import format_bytes
 from vdnn.doctor.facts import (
     CodecFacts,
@@ -28,6 +27,7 @@ from vdnn.doctor.facts import (
 from vdnn.doctor.sources import Sources
 from vdnn.hardware import HostFigures, load_profile, profile_names
 from vdnn.requirements import NEEDED, in_range
+from vdnn.version import __version__
 
 if TYPE_CHECKING:
     from vdnn._C import Device, HostLimits
@@ -54,7 +54,7 @@ def examine(sources: Sources | None = None) -> Report:
     torch = _read(lambda: _torch(sources), _unread_torch)
     issue = _issue(sources, gpus, torch)
     return Report(
-        vdnn_version=vdnn.__version__,
+        vdnn_version=__version__,
         python_version=platform.python_version(),
         platform=platform.platform(),
         extension=extension,

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from vdnn import __version__
 from vdnn.bytesize import format_bytes
 from vdnn.report.cell import Cell
 from vdnn.report.comparison import peer_of_policy
@@ -16,6 +15,7 @@ from vdnn.report.run_folder import TRAININGS_FOLDER, append_cells
 from vdnn.report.training_report import TrainingReport
 from vdnn.step.saved_step import Reason, Reasons, SavedStep
 from vdnn.step.timeline import Track
+from vdnn.version import __version__
 
 _NO_FOLDER_NAME = re.compile(r"[^A-Za-z0-9._%+=-]+")
 

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-import vdnn
 from vdnn import _C
 from vdnn.errors import InvalidArgumentError, VdnnError
 from vdnn.hardware import HardwareProfile, HostFigures
@@ -30,6 +29,7 @@ from vdnn.runtime.session.session import Session
 from vdnn.step.plan import Absence, Action, Plan, PlannedLifetime, make_plan
 from vdnn.step.recording import Lifetime, Recording
 from vdnn.user_warnings import VdnnWarning
+from vdnn.version import __version__
 
 _BLOCKS, _WIDTH = 16, 16
 _NEAR = 8  # points before a use at which its storage is fetched
@@ -135,9 +135,7 @@ def _whole(nanoseconds: float) -> int:
 
 def _machine() -> str:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    return machine_name(
-        gpu, f"Python {platform.python_version()}", f"torch {torch.__version__}", f"vdnn {vdnn.__version__}"
-    )
+    return machine_name(gpu, f"Python {platform.python_version()}", f"torch {torch.__version__}", f"vdnn {__version__}")
 
 
 def _rehearsed() -> tuple[Recording, _StepCounts]:

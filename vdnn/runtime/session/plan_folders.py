@@ -7,12 +7,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import vdnn
 from vdnn.bytesize import exact_bytes
 from vdnn.planning.policies import PlanPolicy
 from vdnn.runtime.steps.plan_store import PlanFolder
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.step.stored_plans import Fact
+from vdnn.version import __version__
 
 
 def path_of(plans: object) -> Path | None:
@@ -38,12 +38,12 @@ def plan_folder(
         Fact("policy", _name_of(planner.policy)),
         *(Fact(name, str(value)) for name, value in options.items()),
     )
-    return PlanFolder(path, vdnn.__version__, facts, follows_recomputes=finds_faults)
+    return PlanFolder(path, __version__, facts, follows_recomputes=finds_faults)
 
 
 @functools.cache
 def _is_usable(path: Path) -> bool:
-    return PlanFolder(path, vdnn.__version__).is_usable
+    return PlanFolder(path, __version__).is_usable
 
 
 def _text_of(planner: BudgetPlanner) -> str:
