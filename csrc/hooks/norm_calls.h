@@ -8,7 +8,7 @@
 // Nodes of threads are numbered apart. So a call is that of a node only if the node has saved, as its input, a storage
 // that was packed in the call.
 //
-// Python names the functions: vdnn/runtime/recompute/norm_calls.py.
+// Python names the functions: vdnn/runtime/recompute/node_notes.py.
 #pragma once
 
 #include <Python.h>

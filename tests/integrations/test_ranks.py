@@ -13,7 +13,7 @@ from tests.integrations.ranks import RankFailed, Ranks
 from vdnn import _C
 from vdnn.errors import VdnnError
 from vdnn.integrations.ranks import Proposal, choose, offload_together
-from vdnn.runtime.session.host_share import host_bytes_of_rank
+from vdnn.runtime.session.limits import host_bytes_of_rank
 from vdnn.step.plan import Plan
 
 pytestmark = pytest.mark.slow

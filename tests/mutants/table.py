@@ -119,7 +119,7 @@ MUTANTS = [
         ("runtime/recompute/finder.py", "if len(ran_under) > 1:", "if len(ran_under) > 2:"),
         ("runtime/session/offload.py", "or recheck < 0", "or recheck < -1"),
         ("runtime/storage/unseen_writes.py", "and reach[1] <= end:", "and reach[1] >= end:"),
-        ("runtime/session/host_share.py", "or int(value) < 1", "or int(value) < 0"),
+        ("runtime/session/limits.py", "or int(value) < 1", "or int(value) < 0"),
     ),
     *_of(
         "runtime/recompute",

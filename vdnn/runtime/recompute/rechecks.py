@@ -60,13 +60,11 @@ class Check:
 class Rechecks:
     """The rechecks of one session. `one_in` 0 turns them off."""
 
-    def __init__(
-        self, one_in: int = DEFAULT_ONE_IN, seed: int = 0, failed: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, one_in: int = DEFAULT_ONE_IN, failed: Callable[[], object] = lambda: None) -> None:
         """`failed` is called before an error is raised."""
         self._one_in = one_in
         self._failed = failed
-        self._random = random.Random(seed)
+        self._random = random.Random(0)
         # How often each was checked as new: by signature and save key, by signature, and by its key without sizes.
         self._followed: Recent[Hashable, int] = Recent()
         self._verified: dict[str, int] = {}  # the last step in which a recipe was right

@@ -1,15 +1,22 @@
 """vdnn.Limits: the limits of memory that few trainings set. The common one, `budget`, is an argument of vdnn.offload.
 
-Limits checks its values when it is made, so that the traceback of a wrong one ends where the user wrote it.
+Limits checks its values when it is made, so that the traceback of a wrong one ends where the user wrote it. Without a
+`host_budget`, the ranks of one node share its pinned memory equally: torchrun and similar launchers set
+LOCAL_WORLD_SIZE to their number.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vdnn import _C
 from vdnn.bytesize import parse_bytes
 from vdnn.runtime.storage.transport import WINDOW_BYTES
+
+_RANKS_OF_NODE = "LOCAL_WORLD_SIZE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,3 +70,12 @@ def bytes_of(argument: str, size: int | str) -> int:
         return parse_bytes(size)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{argument}: {error}") from None
+
+
+def host_bytes_of_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """This rank's share of the node's default cap. 0 for a process that is alone: the pool's own limit applies."""
+    value = environment.get(_RANKS_OF_NODE, "1")
+    if not value.isdecimal() or int(value) < 1:
+        raise ValueError(f"{_RANKS_OF_NODE}: expected the number of processes on this node, 1 or more, got {value!r}.")
+    ranks = int(value)
+    return 0 if ranks == 1 else _C.default_pinned_cap_bytes(_C.host_limits()) // ranks

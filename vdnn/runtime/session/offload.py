@@ -29,8 +29,7 @@ from vdnn.runtime.recompute.rechecks import DEFAULT_ONE_IN
 from vdnn.runtime.recompute.tolerance import check_tolerance
 from vdnn.runtime.session.as_needed import AsNeeded, check_plan_of
 from vdnn.runtime.session.engine import EngineOptions
-from vdnn.runtime.session.host_share import host_bytes_of_rank
-from vdnn.runtime.session.limits import Limits, bytes_of
+from vdnn.runtime.session.limits import Limits, bytes_of, host_bytes_of_rank
 from vdnn.runtime.session.managed_optimizers import (
     defers_steps,
     parameters_of,

@@ -59,9 +59,9 @@ class Use(NamedTuple):
 class Writes:
     """The writes of one session. `one_in` 0: nothing is hashed."""
 
-    def __init__(self, one_in: int = DEFAULT_ONE_IN, seed: int = 0) -> None:
+    def __init__(self, one_in: int = DEFAULT_ONE_IN) -> None:
         self._one_in = one_in
-        self._random = random.Random(seed)
+        self._random = random.Random(0)
         self._calls = 0
         self._next = self._one_of_window(0)
         self._is_checking = False
