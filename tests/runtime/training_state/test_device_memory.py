@@ -147,3 +147,35 @@ def test_a_step_holds_no_more_than_its_windows_beside_parameters_and_gradients()
                 state_bytes = 2 * WEIGHT_BYTES + (32 << 20)
                 small_bytes = DEPTH * 4 * WIDTH
                 assert machine.peak_bytes <= 2 * WEIGHTS_BYTES + state_bytes + small_bytes
+
+
+def linear_layers(budget: int, steps: int) -> tuple[list[int], int, int]:
+    """The peaks of steps whose layers are an eighth of their budget's weights each, what is on the device behind them,
+    and the bytes of the input."""
+    with vdnn.VirtualMachine("rtx-4090") as machine:
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)])
+        x, optimizer, peaks = torch.ones(512, 256), torch.optim.AdamW(model.parameters()), []
+        options: Any = {"device": machine, "model": model, "optimizer": optimizer, "parameters": "all"}
+        with vdnn.offload(budget=budget, min_bytes="64KiB", **options) as session:
+            for _ in range(steps):
+                machine.reset_peak()
+                model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                session.step()
+                peaks.append(machine.peak_bytes)
+            left_bytes = machine.tracker.live_bytes
+    return peaks, left_bytes, x.nbytes
+
+
+def test_slices_come_one_at_a_time_where_the_budget_has_no_room_for_two() -> None:
+    """Weights, gradients and state of a layer are a quarter of the budget."""
+    budget = int(4.1 * (1 << 20))
+    peaks, _, _ = linear_layers(budget, 6)
+    assert max(peaks) <= budget
+
+
+def test_no_recompute_reads_a_parameter_that_is_on_the_host() -> None:
+    """On a GPU it would be on another device than what it is multiplied with. A virtual machine would count it."""
+    _, left_bytes, input_bytes = linear_layers(int(4.1 * (1 << 20)), 6)
+    assert left_bytes <= input_bytes + (64 << 10)  # biases are smaller than what moves

@@ -30,6 +30,7 @@ from vdnn.runtime.recompute.table import indices_of, operation_of
 from vdnn.runtime.storage.facts import Geometry
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.torch_internals.tensor_kinds import CLASSES_WITH_DATA, has_plain_storage
+from vdnn.runtime.training_state.homes import is_managed
 
 LEAF = "torch::autograd::AccumulateGrad"
 _OWNER_DISTANCE = 4  # nodes between a later save and the node that made a save without a grad_fn
@@ -310,6 +311,10 @@ is_usable: Callable[[Packed, int], bool] = UsableSaves(
 
 
 def leaf_read(leaf: torch.Tensor, reader: Node) -> Leaf | None:
+    """`leaf` as `reader` read it, if a recipe can read it later. A parameter that a session manages is on the host
+    then."""
+    if is_managed(leaf):
+        return None
     version = version_read(leaf, reader)
     if version is None or not has_plain_storage(leaf):
         return None

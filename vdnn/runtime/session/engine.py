@@ -377,7 +377,11 @@ class Engine:
             self._adopt_entered(transport)
         if self._options.integrity and not transport.fake:
             transport.integrity = IntegrityCheck(transport)
+        transport.fits_budget = _weakly(self._fits)
         return transport
+
+    def _fits(self, transport: Transport, nbytes: int) -> bool:
+        return self.steps.fits(transport, nbytes)
 
     def _native_device(self, device: torch.device) -> _C.Device | None:
         """The native device for a device of torch, or None if its tensors are not offloaded."""

@@ -600,9 +600,13 @@ class StepWatch:
 
     def has_room_for_trial(self, transport: Transport, nbytes: int) -> bool:
         """True if a trial may take so many bytes now, besides what is allocated. Without data it takes other memory."""
+        return transport.fake or self.fits(transport, nbytes)
+
+    def fits(self, transport: Transport, nbytes: int) -> bool:
+        """True if the budget has room for so many bytes besides what is allocated now."""
         planner, gauges = self.options.planner, self.gauges
         budget_bytes = None if planner is None else planner.fixed_bytes(transport.device.info.total_bytes)
-        if budget_bytes is None or gauges is None or transport.fake:
+        if budget_bytes is None or gauges is None:
             return True
         return self._allocated_bytes(gauges) + nbytes <= budget_bytes
 
@@ -819,6 +823,10 @@ class UnwatchedSteps:
         return True
 
     def has_room_for_trial(self, transport: Transport, nbytes: int) -> bool:
+        """There is no budget."""
+        return True
+
+    def fits(self, transport: Transport, nbytes: int) -> bool:
         """There is no budget."""
         return True
 

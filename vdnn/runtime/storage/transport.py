@@ -148,6 +148,7 @@ class Transport:
         self.reload_window_bytes = options.reload_window_bytes
         self.reload_in_flight_bytes = 0
         self.has_room: Callable[[int], bool] | None = None  # for a reload ahead of its use; None: as its window says
+        self.fits_budget: Callable[[Transport, int], bool | None] | None = None  # besides what is allocated now
         self.copied: deque[Callable[[], Copied | None]] = deque()  # to the host, and no Lookahead knows it
         self.integrity: Integrity | None = None
         self.alignment = alignment_on(torch_device)
@@ -221,6 +222,10 @@ class Transport:
     def narrow_window_bytes(self) -> int:
         """The narrower of the two windows while they are not open wide."""
         return min(self._options.offload_window_bytes, self._options.reload_window_bytes)
+
+    def fits(self, nbytes: int) -> bool:
+        """True if the budget of the device has room for so many more bytes now."""
+        return self.fits_budget is None or self.fits_budget(self, nbytes) is not False
 
     def fit_host_memory(self, nbytes: int, *, is_awaited: bool) -> None:
         """Pins enough host memory for `nbytes` and the training state, or returns idle pinned memory beyond that."""

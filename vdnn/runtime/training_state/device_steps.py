@@ -58,6 +58,7 @@ class DeviceSteps:
         gradients: Gradients,
         leave: Leave,
         is_stray: Callable[[torch.Tensor, TensorPlace], bool],
+        release_what_left: Callable[[], None],
     ) -> None:
         self._optimizer = optimizer
         self._copies_for = copies_for
@@ -65,20 +66,30 @@ class DeviceSteps:
         self._gradients = gradients
         self._leave = leave
         self._is_stray = is_stray  # on the host, and has to be on the device for the step
+        self._release_what_left = release_what_left
         self._ahead: deque[Coming] = deque()  # fetched, and not used yet
 
     def steps(self, sliced: SlicedStep, slices: list[Slice]) -> Iterator[Slice]:
         """Yields each slice before its parameters change."""
         for number, part in enumerate(slices):
-            while number + len(self._ahead) < min(number + 2, len(slices)):
-                try:
-                    self._ahead.append(self.fetch(slices[number + len(self._ahead)]))
-                except torch.OutOfMemoryError:
-                    if not self._ahead:
-                        raise
-                    break  # there is room once this slice has left
+            if not self._ahead:
+                self._has_room_for(part)
+                self._ahead.append(self.fetch(part))
+            if number + 1 < len(slices) and self._has_room_for(slices[number + 1], beside=part):
+                with contextlib.suppress(torch.OutOfMemoryError):  # there is room once this slice has left
+                    self._ahead.append(self.fetch(slices[number + 1]))
             yield part
             self.step_one(sliced, part, self._ahead.popleft())
+
+    def _has_room_for(self, part: Slice, beside: Slice | None = None) -> bool:
+        """True if the budget has room to fetch a slice while one is stepped, which may take as much again as it has:
+        that one itself, or the one before. What has left makes room first."""
+        copies = self._copies_for(part.device)
+        needed_bytes = part.nbytes + (part if beside is None else beside).nbytes
+        if copies is None or copies.transport.fits(needed_bytes):
+            return True
+        self._release_what_left()
+        return copies.transport.fits(needed_bytes)
 
     def give_up(self) -> None:
         """Releases tensors that were fetched and not used."""

@@ -423,7 +423,8 @@ class OptimizerState:
 
     def device_steps(self, gradients: Gradients) -> DeviceSteps:
         leave = functools.partial(self._leave, self.optimizer)
-        return DeviceSteps(self.optimizer, self._copies_for, self._hosts, gradients, leave, self._is_stray)
+        release = functools.partial(self.release_what_left, only_if_over=False)
+        return DeviceSteps(self.optimizer, self._copies_for, self._hosts, gradients, leave, self._is_stray, release)
 
     def _leave(
         self, optimizer: Optimizer, parameters: list[torch.Tensor], copies: StateCopies, fetched: dict[int, HostTensor]
