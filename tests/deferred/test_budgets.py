@@ -1,5 +1,5 @@
-"""Sessions under budgets on a device whose tensors are not the CPU's: steps that are recorded, planned and followed have
-the bits of plain PyTorch, whatever leaves, in every mode of the accelerator.
+"""Sessions under budgets on a device whose tensors are not the CPU's: steps that are recorded, planned and followed
+have the bits of plain PyTorch, whatever leaves, in every mode of the accelerator.
 
 Tensors of virtual machines are the CPU's. There an operand that was left on the host goes unnoticed.
 """
