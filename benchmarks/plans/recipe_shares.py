@@ -47,7 +47,7 @@ from vdnn.runtime.recompute import (
 from vdnn.runtime.recompute.given import geometry_of
 from vdnn.runtime.recompute.node_notes import Packed
 from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
-from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor
+from vdnn.runtime.storage.kept import KeptTensor, pack_kept, unpack_kept
 from vdnn.runtime.storage.packed_view import PackedView
 
 DEPTHS = (4, 8)
@@ -103,7 +103,7 @@ class GreedyHooks:
         observe_flags_at_save(tensor)
         address = tensor.untyped_storage()._cdata
         if address in self.parameters or (tensor.is_leaf and tensor.requires_grad):
-            return keep_tensor(tensor)
+            return pack_kept(tensor)
         node = tensor.grad_fn
         for one in list(self._ownerless):
             recipe = owner_recipe(one, node, self.unpack)
@@ -154,7 +154,7 @@ def _can_be_followed(recipe: Recipe) -> bool:
 
 def _without_data(packed: Packed) -> torch.Tensor:
     if isinstance(packed, tuple):
-        return kept_tensor(packed)
+        return unpack_kept(packed)
     dtype, size, stride = geometry_of(packed)
     return torch.empty_strided(size, stride, dtype=dtype)
 

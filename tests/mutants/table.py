@@ -115,7 +115,7 @@ MUTANTS = [
     *_of(
         "runtime/unusual/test_rechecks.py runtime/unusual/test_unseen_writes.py runtime/unusual/test_backend_flags.py"
         " integrations/test_ranks.py",
-        ("runtime/recompute/rechecks.py", "if times < _FIRST:", "if times < 0:"),
+        ("runtime/recompute/rechecks.py", "self._times((signature, save_key)) >= _FIRST:", "True:"),
         ("runtime/recompute/finder.py", "if len(ran_under) > 1:", "if len(ran_under) > 2:"),
         ("runtime/session/offload.py", "or recheck < 0", "or recheck < -1"),
         ("runtime/storage/unseen_writes.py", "and reach[1] <= end:", "and reach[1] >= end:"),
@@ -134,7 +134,11 @@ MUTANTS = [
         ("runtime/steps/measurement.py", "if peak_bytes <= budget_bytes:", "if peak_bytes < budget_bytes:"),
         ("runtime/steps/executor.py", "found - self._next_save > NEARBY", "found - self._next_save > 0"),
         ("runtime/steps/plan_guard.py", "lifetime - _SOON:", "lifetime + 100 * _SOON:"),
-        ("runtime/steps/planner.py", "peak_bytes + more_bytes <= budget_bytes", "peak_bytes <= budget_bytes"),
+        (
+            "runtime/steps/planner.py",
+            "peak_bytes + more_bytes <= budget_bytes:\n            return True",
+            "peak_bytes <= budget_bytes:\n            return True",
+        ),
         ("runtime/steps/plan_table.py", "if len(self.rungs) > _MOST_RUNGS:", "if len(self.rungs) >= _MOST_RUNGS:"),
         (
             "runtime/steps/recorder.py",
@@ -170,8 +174,8 @@ MUTANTS = [
         ("runtime/training_state/away_gradients.py", "local.nbytes >= min_bytes", "local.nbytes > min_bytes"),
         (
             "runtime/training_state/slices.py",
-            "type(parameter) for parameter in parameters}) > 1",
-            "type(parameter) for parameter in parameters}) > 2",
+            "else type(one) for one in parameters}) > 1",
+            "else type(one) for one in parameters}) > 2",
         ),
         ("runtime/training_state/parameters/managed_parameters.py", "if self._entries > 1:", "if self._entries > 2:"),
     ),
@@ -226,7 +230,7 @@ MUTANTS = [
         ("csrc/hooks/norm_calls.cpp", "made(call, arguments[0]) ? is_made_by(*call.norm, arguments[0]) : 0", "1"),
         ("csrc/hooks/norm_calls.cpp", "if (!(in_python && distance == 0) && !passes_on(code.get())) {", "if (false) {"),
         ("csrc/hooks/norm_calls.cpp", "call.node != number ||", "false ||"),
-        ("runtime/recompute/proofs.py", "self._at_any_size.get(place.shapeless) is Outcome.EXACT", "True"),
+        ("runtime/recompute/proofs.py", "self._at_any_size.get(trial_key.shapeless) is Outcome.EXACT", "True"),
         ("runtime/steps/plan_guard.py", "managed.copy is None or not managed.can_be_evicted", "managed.copy is None"),
         ("runtime/storage/transport.py", "self.release_context.changes += 1", "pass"),
     ),

@@ -107,7 +107,7 @@ def test_steps_that_save_other_things_do_not_keep_the_rest_from_telling() -> Non
     sizes = RecordedSizes(short, has_own_recomputes=True)
     for one in longer:
         sizes.note(one, has_own_recomputes=True)
-    told = sizes.tell(first_save(wanted), [], is_served=False)
+    told = sizes.prediction_for(first_save(wanted), [], is_served=False)
     assert told is not None
     assert [step.is_guess for step in told.steps(lambda _: False)] == [False, False]
 

@@ -23,7 +23,7 @@ from tests.runtime.rigs.virtual_training import recompute_all, recording_of, tra
 from vdnn.errors import IntegrityError, VdnnError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute import compiled_search, table
-from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs
+from vdnn.runtime.recompute.proofs import Outcome, Proofs, TrialKey
 from vdnn.runtime.recompute.recipe import _with_geometry
 from vdnn.runtime.recompute.tolerance import Tolerance
 
@@ -177,11 +177,11 @@ def test_a_recipe_that_was_wrong_at_one_size_is_tried_at_its_uses_of_every_size(
     recipe: Any = SimpleNamespace(name="relu", signature="relu")
     monkeypatch.setattr(Proofs, "_try", lambda *_, **__: outcomes.pop(0))
     monkeypatch.setattr("vdnn.runtime.recompute.proofs.trial_bytes", lambda *_: 0)
-    places = [Place((size, cast(Any, size)), ("relu", cast(Any, "form"))) for size in range(3)]
-    assert proofs.at_use(managed, recipe, places[0], cast(Any, None), None)
-    assert [proofs.was_right_at_use(place) for place in places] == [True, True, True]
-    assert not proofs.at_use(managed, recipe, places[1], cast(Any, None), None)
-    assert [proofs.was_right_at_use(place) for place in places] == [True, False, False]
+    trial_keys = [TrialKey((size, cast(Any, size)), ("relu", cast(Any, "form"))) for size in range(3)]
+    assert proofs.at_use(managed, recipe, trial_keys[0], cast(Any, None), None)
+    assert [proofs.was_right_at_use(trial_key) for trial_key in trial_keys] == [True, True, True]
+    assert not proofs.at_use(managed, recipe, trial_keys[1], cast(Any, None), None)
+    assert [proofs.was_right_at_use(trial_key) for trial_key in trial_keys] == [True, False, False]
 
 
 def test_integrity_mode_finds_a_write_that_is_not_always_there() -> None:

@@ -215,7 +215,7 @@ def test_threads_that_enter_first_at_the_same_time_share_one_engine(
     monkeypatch.setattr(Engine, "__init__", initialised_last)
     for module in (engine_module, session_module):
         monkeypatch.setattr(module, "choosing", queue)
-    session._had = None
+    session._engine_or_none = None
 
     def enter() -> None:
         with session:

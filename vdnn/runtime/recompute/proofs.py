@@ -60,7 +60,7 @@ Value = TypeVar("Value")
 HasRoom = Callable[[int], bool]  # if so many bytes may be allocated now
 
 
-class Place(NamedTuple):
+class TrialKey(NamedTuple):
     """Identifies a trial: the recipe's signature and the save key, and the same without sizes if they do not count."""
 
     sized: tuple[Hashable, SaveKey]
@@ -117,7 +117,7 @@ class Proofs:
         self._outcomes: Recent[tuple[Hashable, SaveKey], Outcome] = Recent()
         # Without sizes: EXACT, or WRONG if it was not at some size. See [Note: Trials of other sizes].
         self._at_any_size: Recent[tuple[Hashable, Form], Outcome] = Recent()
-        self._was_right_at_use: Recent[Hashable, bool] = Recent()  # sized and shapeless parts of places
+        self._was_right_at_use: Recent[Hashable, bool] = Recent()  # sized and shapeless parts of trial keys
         self._warned: Recent[str, bool] = Recent(256)
         self.refuted = 0  # trials that found a recipe not exact
 
@@ -141,26 +141,26 @@ class Proofs:
             raise RuntimeError(f"the recompute cost of {name} is not known: no trial of it succeeded")
         return found
 
-    def _known_at(self, place: Place) -> Outcome | None:
-        known = self._outcomes.get(place.sized)
-        if known is None and place.shapeless is not None and self._tolerance.limit is None:
-            known = self._at_any_size.get(place.shapeless)
+    def _known_at(self, trial_key: TrialKey) -> Outcome | None:
+        known = self._outcomes.get(trial_key.sized)
+        if known is None and trial_key.shapeless is not None and self._tolerance.limit is None:
+            known = self._at_any_size.get(trial_key.shapeless)
             return known if known is Outcome.EXACT else None
         return known
 
-    def is_exact(self, place: Place) -> bool:
+    def is_exact(self, trial_key: TrialKey) -> bool:
         """True if an earlier trial found the recipe exact at this save."""
-        return self._known_at(place) is Outcome.EXACT
+        return self._known_at(trial_key) is Outcome.EXACT
 
-    def _note(self, place: Place, outcome: Outcome) -> None:
+    def _note(self, trial_key: TrialKey, outcome: Outcome) -> None:
         self.refuted += outcome is not Outcome.EXACT
-        self._outcomes[place.sized] = outcome
-        if place.shapeless is None:
+        self._outcomes[trial_key.sized] = outcome
+        if trial_key.shapeless is None:
             return
         if outcome is not Outcome.EXACT:
-            self._at_any_size[place.shapeless] = Outcome.WRONG
-        elif self._at_any_size.get(place.shapeless) is None:
-            self._at_any_size[place.shapeless] = outcome
+            self._at_any_size[trial_key.shapeless] = Outcome.WRONG
+        elif self._at_any_size.get(trial_key.shapeless) is None:
+            self._at_any_size[trial_key.shapeless] = outcome
 
     # See [Note: Trials at the save and at the use].
 
@@ -169,20 +169,20 @@ class Proofs:
         """True if a trial at any use succeeded."""
         return len(self._was_right_at_use) > 0
 
-    def was_right_at_use(self, place: Place | None) -> bool:
+    def was_right_at_use(self, trial_key: TrialKey | None) -> bool:
         """True if a trial at an earlier use succeeded, for this size or where sizes do not count."""
-        if place is None or self._tolerance.limit is not None:
+        if trial_key is None or self._tolerance.limit is not None:
             return False
-        if self._was_right_at_use.get(place.sized) is not None:
+        if self._was_right_at_use.get(trial_key.sized) is not None:
             return True
-        is_right = place.shapeless is not None and self._at_any_size.get(place.shapeless) is Outcome.EXACT
-        return is_right and self._was_right_at_use.get(place.shapeless) is not None
+        is_right = trial_key.shapeless is not None and self._at_any_size.get(trial_key.shapeless) is Outcome.EXACT
+        return is_right and self._was_right_at_use.get(trial_key.shapeless) is not None
 
-    def without_trial(self, recipe: Recipe | Codec, place: Place | None, *, measures: bool) -> Outcome | None:
+    def without_trial(self, recipe: Recipe | Codec, trial_key: TrialKey | None, *, measures: bool) -> Outcome | None:
         """The outcome that `at_save` returns if earlier trials tell it; else None."""
         if recipe.name in disabled_recipes:
             return Outcome.WRONG
-        known = None if place is None else self._known_at(place)
+        known = None if trial_key is None else self._known_at(trial_key)
         is_enough = not measures or self._costs.get(recipe.signature) is not None
         return known if known is Outcome.WRONG or is_enough else None
 
@@ -190,7 +190,7 @@ class Proofs:
         self,
         managed: ManagedStorage,
         recipe: Recipe | Codec,
-        place: Place | None,
+        trial_key: TrialKey | None,
         gauges: Gauges | None,
         has_room: HasRoom = always,
         *,
@@ -199,7 +199,7 @@ class Proofs:
         """Try the recipe while the original is on the device, once for each save key. Without room for that it waits
         for its use, if its cost is known. With `measures` its cost is known afterwards, if it succeeds: a recording
         needs it, and a step that follows a plan does not."""
-        known = self.without_trial(recipe, place, measures=measures)
+        known = self.without_trial(recipe, trial_key, measures=measures)
         if known is not None:
             return known
         cost = self._costs.get(recipe.signature)
@@ -210,15 +210,15 @@ class Proofs:
         source = managed.source.storage
         original = None if source is None else (source, 0)
         outcome = self._try(managed, recipe, original, gauges, measures=not is_enough)
-        if place is not None and outcome is not Outcome.UNKNOWN:
-            self._note(place, outcome)
+        if trial_key is not None and outcome is not Outcome.UNKNOWN:
+            self._note(trial_key, outcome)
         return outcome
 
     def at_use(
         self,
         managed: ManagedStorage,
         recipe: Recipe | None,
-        place: Place | None,
+        trial_key: TrialKey | None,
         original: tuple[torch.UntypedStorage, int],
         gauges: Gauges | None,
         has_room: HasRoom = always,
@@ -235,19 +235,19 @@ class Proofs:
             label = managed.facts.label
             name = "its recipe" if recipe is None else recipe.name
             logger.info("vdnn: %s cannot be recomputed by %s at its use: it is kept or offloaded.", label, name)
-            if place is not None:
-                self._note(place, Outcome.WRONG)
-        elif place is not None:
-            self._was_right_at_use[place.sized] = True
-            if place.shapeless is not None:
-                self._was_right_at_use[place.shapeless] = True
-            if self._outcomes.get(place.sized) is None:
-                self._note(place, outcome)  # it had waited for this use
+            if trial_key is not None:
+                self._note(trial_key, Outcome.WRONG)
+        elif trial_key is not None:
+            self._was_right_at_use[trial_key.sized] = True
+            if trial_key.shapeless is not None:
+                self._was_right_at_use[trial_key.shapeless] = True
+            if self._outcomes.get(trial_key.sized) is None:
+                self._note(trial_key, outcome)  # it had waited for this use
         return is_right
 
-    def is_checked_at_use(self, place: Place) -> None:
+    def is_checked_at_use(self, trial_key: TrialKey) -> None:
         """There was no room for a trial at the save. See [Note: Trials under stored plans]."""
-        self._note(place, Outcome.EXACT)
+        self._note(trial_key, Outcome.EXACT)
 
     def add_encoding(self, codec: Codec, took_ns: int, took_bytes: int) -> None:
         """Adds the time and memory that the encoding took to the cost of a codec, at the first call."""

@@ -14,7 +14,7 @@ from vdnn.runtime.recompute.codecs import Codec
 from vdnn.runtime.recompute.held_results import HeldResults
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.storage.discarded import Discarded, Recomputable, missing_for
-from vdnn.runtime.storage.kept import kept_tensor
+from vdnn.runtime.storage.kept import unpack_kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage, Residency
 from vdnn.runtime.storage.packed_view import PackedView
 
@@ -81,7 +81,7 @@ class Trial:
     def _operand(self, packed: Any) -> torch.Tensor:
         """Unpack an operand. The recipe unpacks all of them before it computes, and that is not part of the cost."""
         if isinstance(packed, KeptSave):
-            tensor = kept_tensor((packed.tensor, packed.version))
+            tensor = unpack_kept((packed.tensor, packed.version))
             self._operand_is_there()
             return tensor
         view: PackedView = packed.full() if isinstance(packed, LightSave) else packed

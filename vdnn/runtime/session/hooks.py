@@ -28,7 +28,7 @@ from vdnn.runtime.session.session_recipes import SessionRecipes
 from vdnn.runtime.session.settled_hooks import SettledHooks
 from vdnn.runtime.steps.steps import StepWatch
 from vdnn.runtime.storage.counters import Kept
-from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor, unpack_without_hooks
+from vdnn.runtime.storage.kept import KeptTensor, pack_kept, unpack_kept, unpack_without_hooks
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView, full_view
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out, refuse_capture
@@ -219,7 +219,7 @@ class Packer:
         counters = self.saves.counters
         counters.kept[reason] += 1
         counters.kept_bytes[reason] += nbytes
-        return keep_tensor(tensor)
+        return pack_kept(tensor)
 
     # Using.
 
@@ -231,7 +231,7 @@ class Packer:
             if are_there and forks.count == self._forks:
                 with saves.lock:
                     saves.missing.before_use(packed[0])
-            return kept_tensor(packed)
+            return unpack_kept(packed)
         if type(packed) is KeptSave:
             return unpack_without_hooks(packed) if self._settled is None else self._settled.use_kept(packed)
         if type(packed) is LightSave:

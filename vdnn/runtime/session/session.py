@@ -83,15 +83,15 @@ class Session(contextlib.ContextDecorator):
         self._as_needed = as_needed
         self._options = options
         self._key = key
-        self._had: Engine | None = None
+        self._engine_or_none: Engine | None = None
 
     @property
     def _engine(self) -> Engine:
-        if self._had is None:
+        if self._engine_or_none is None:
             with choosing:
-                if self._had is None:
-                    self._had = engine_for(self, self._options, self._key, None, enters=False)
-        return self._had
+                if self._engine_or_none is None:
+                    self._engine_or_none = engine_for(self, self._options, self._key, None, enters=False)
+        return self._engine_or_none
 
     @property
     def policy(self) -> OnlinePolicy:
@@ -103,7 +103,8 @@ class Session(contextlib.ContextDecorator):
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise VdnnError("vdnn.offload cannot be entered while a CUDA graph is being captured. Capture without it.")
         with choosing:
-            engine = self._had = engine_for(self, self._options, self._key, self._had, enters=True)
+            engine = engine_for(self, self._options, self._key, self._engine_or_none, enters=True)
+            self._engine_or_none = engine
         try:
             if self._as_needed is not None:
                 self._choose_extent(self._as_needed, engine)
@@ -235,7 +236,7 @@ class Session(contextlib.ContextDecorator):
     def _before_step(self) -> None:
         """Called before an optimizer of this session steps: gradients, or parameters too, leave from now on if a step
         was refused and nothing else runs."""
-        as_needed, engine = self._as_needed, self._had
+        as_needed, engine = self._as_needed, self._engine_or_none
         error = None if as_needed is None or engine is None else engine.extents.error(as_needed)
         if as_needed is None or engine is None or error is None:
             return
@@ -282,8 +283,8 @@ class Session(contextlib.ContextDecorator):
         """Waits for all copies and returns host memory and streams, also those of sessions that share them. A graph
         saved inside can then run backward only if its storages are still on the device. Otherwise they are returned
         with the session, or, if others can share them, kept until the process or the device ends."""
-        if self._had is not None:
-            self._had.close()
+        if self._engine_or_none is not None:
+            self._engine_or_none.close()
 
     def look_into(self, model: torch.nn.Module) -> None:
         """Raises if the model contains a part that cannot run in a session. The first call of a model inside a session

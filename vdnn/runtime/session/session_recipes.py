@@ -28,15 +28,15 @@ from vdnn.runtime.recompute.backend_flags import torch_settings, were_observed_a
 from vdnn.runtime.recompute.codecs import Codec, codec_for
 from vdnn.runtime.recompute.given import Leaf
 from vdnn.runtime.recompute.held_results import HeldResults
-from vdnn.runtime.recompute.later_recipe import later
 from vdnn.runtime.recompute.leaf_versions import reader_of
 from vdnn.runtime.recompute.leaves_at_rest import LeavesAtRest
-from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs, disabled_recipes
+from vdnn.runtime.recompute.proofs import Outcome, Proofs, TrialKey, disabled_recipes
 from vdnn.runtime.recompute.readers import Readers
 from vdnn.runtime.recompute.rechecks import Check, Rechecks
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.recompute.snapshots import Snapshots
 from vdnn.runtime.recompute.tolerance import Tolerance
+from vdnn.runtime.recompute.weak_recipe import weak_recipe
 from vdnn.runtime.steps.steps import Steps
 from vdnn.runtime.storage.deferred_copies import AfterOperation
 from vdnn.runtime.storage.kept import unpack_without_hooks
@@ -79,7 +79,7 @@ class _TrialAtUse(NamedTuple):
     the last trial."""
 
     recipe: Callable[[], Recipe | None] | None
-    place: Place | None
+    key: TrialKey | None
     backward: int | None = None
 
 
@@ -208,9 +208,9 @@ class SessionRecipes:
         known = self._right.get(id(key))
         if known is not None and known.signature is signature and known.refuted == refuted:
             return known
-        place = self._place_of(transport, recipe, key, self._steps.save_form)
-        outcome = self._proofs.without_trial(recipe, place, measures=True)
-        if outcome is not Outcome.EXACT or not self._proofs.was_right_at_use(place):
+        trial_key = self._trial_key_of(transport, recipe, key, self._steps.save_form)
+        outcome = self._proofs.without_trial(recipe, trial_key, measures=True)
+        if outcome is not Outcome.EXACT or not self._proofs.was_right_at_use(trial_key):
             return None
         if len(self._right) >= _MOST_RIGHT:
             self._right.clear()
@@ -259,10 +259,10 @@ class SessionRecipes:
             return None
         signature = template.signature
         if known is None or known[0] is not signature or known[1] != self._proofs.refuted:
-            place = self._place_of(transport, recipe, save_key, self._steps.save_form)
-            if place is None or not self._proofs.is_exact(place):
+            trial_key = self._trial_key_of(transport, recipe, save_key, self._steps.save_form)
+            if trial_key is None or not self._proofs.is_exact(trial_key):
                 return None
-            if self._rechecks.are_due(transport, signature, save_key, place.shapeless):
+            if self._rechecks.are_due(transport, signature, save_key, trial_key.shapeless):
                 return None
             proven[event] = signature, self._proofs.refuted
         return recipe
@@ -327,8 +327,8 @@ class SessionRecipes:
             recipe = self._snapshots.of(recipe)
         # What a plan recomputes takes more if it is kept than its trial does.
         has_room = self._making_room(managed, recipe) if discards else self._has_room(managed)
-        place = self._place_of(managed.transport, recipe, save_key, form)
-        outcome = self._proofs.at_save(managed, recipe, place, self._gauges, has_room, measures=not discards)
+        trial_key = self._trial_key_of(managed.transport, recipe, save_key, form)
+        outcome = self._proofs.at_save(managed, recipe, trial_key, self._gauges, has_room, measures=not discards)
         waits_for_use = outcome is Outcome.WAITS and not discards
         is_checked = outcome is Outcome.WAITS and discards  # see [Note: Trials under stored plans] in proofs.py
         if is_checked:
@@ -341,29 +341,29 @@ class SessionRecipes:
             self._inexact.add(managed)
         is_exact = outcome is Outcome.EXACT
         if discards:
-            shapeless = None if place is None else place.shapeless
+            shapeless = None if trial_key is None else trial_key.shapeless
             if not self._discard(managed, recipe, save_key, shapeless, is_exact=is_exact, is_checked=is_checked):
                 return False
-            if is_checked and place is not None:
-                self._proofs.is_checked_at_use(place)
+            if is_checked and trial_key is not None:
+                self._proofs.is_checked_at_use(trial_key)
             self.readers.add(managed)
             if self._running.notes_all():
                 self._need_facts_of(recipe)
             return True
         cost = self._proofs.cost(recipe.name, recipe.signature)
         self._steps.can_be_recomputed(managed, recipe.name, recipe.read_saves, cost)
-        if not managed.transport.fake and (waits_for_use or not self._proofs.was_right_at_use(place)):
-            self._trials_at_use[managed] = _TrialAtUse(later(recipe), place)
+        if not managed.transport.fake and (waits_for_use or not self._proofs.was_right_at_use(trial_key)):
+            self._trials_at_use[managed] = _TrialAtUse(weak_recipe(recipe), trial_key)
         return True
 
-    def _place_of(
+    def _trial_key_of(
         self, transport: Transport, recipe: Recipe, save_key: SaveKey | None, form: Form | None
-    ) -> Place | None:
+    ) -> TrialKey | None:
         if save_key is None:
             return None
         is_for_any_size = recipe.shapeless is not None and self._rechecks.find_faults(transport)
         shapeless = (recipe.shapeless, form) if is_for_any_size and form is not None else None
-        return Place((recipe.signature, save_key), shapeless)
+        return TrialKey((recipe.signature, save_key), shapeless)
 
     def _has_room(self, managed: ManagedStorage) -> Callable[[int], bool]:
         return lambda nbytes: self._steps.has_room_for_trial(managed.transport, nbytes)
@@ -415,7 +415,7 @@ class SessionRecipes:
         if trial.backward != backward:
             original = tensor.untyped_storage(), packed.begin_in(tensor)
             recipe = trial.recipe()
-            if not self._proofs.at_use(managed, recipe, trial.place, original, self._gauges, self._has_room(managed)):
+            if not self._proofs.at_use(managed, recipe, trial.key, original, self._gauges, self._has_room(managed)):
                 self._steps.cannot_be_recomputed(managed)
                 return
         self._trials_at_use[managed] = trial._replace(backward=backward)
@@ -520,8 +520,8 @@ class SessionRecipes:
                     encode_ns = gauges.ns_between(begin, end)
                 encode_bytes = gauges.take_peaks().peak_bytes - before_bytes
         has_room = self._has_room(managed)
-        place = None if one.save_key is None else Place((signature, one.save_key))
-        outcome = self._proofs.at_save(managed, encoded, place, gauges, has_room, measures=measures)
+        trial_key = None if one.save_key is None else TrialKey((signature, one.save_key))
+        outcome = self._proofs.at_save(managed, encoded, trial_key, gauges, has_room, measures=measures)
         if outcome is Outcome.EXACT and measures:
             self._proofs.add_encoding(encoded, encode_ns, encode_bytes)
         return outcome is Outcome.EXACT

@@ -35,7 +35,7 @@ from vdnn.runtime.steps.settling import SettledStep
 from vdnn.runtime.steps.step_script import NO_LIFETIME, EventKind, ScriptEvent
 from vdnn.runtime.steps.steps import StepWatch
 from vdnn.runtime.storage.counters import Kept
-from vdnn.runtime.storage.kept import kept_tensor
+from vdnn.runtime.storage.kept import unpack_kept
 from vdnn.runtime.storage.packed_view import PackedView, full_view
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out, refuse_capture
@@ -268,14 +268,14 @@ class SettledHooks:
         if isinstance(save.tensor, PackedView):
             return self._unpack(save.tensor)
         if saves.in_forked_child or transport is None:
-            return kept_tensor((save.tensor, save.version))
+            return unpack_kept((save.tensor, save.version))
         with saves.lock:
             has_grad_mode = torch.is_grad_enabled()
             try:
                 saves.missing.before_use(save)
                 if isinstance(save.tensor, PackedView):  # from then on
                     return self._unpack(save.tensor)
-                tensor = kept_tensor((save.tensor, save.version))
+                tensor = unpack_kept((save.tensor, save.version))
                 if self._is_used_as_planned(save):
                     return tensor
                 with watch.hook(transport):
@@ -389,7 +389,7 @@ class SettledHooks:
         if not self._is_at(index) or not self._encode(followed, index):
             return None
         if isinstance(packed, _C.KeptSave):
-            tensor = kept_tensor((packed.tensor, packed.version))
+            tensor = unpack_kept((packed.tensor, packed.version))
             self._saves.counters.uses += 1
             self._saves.counters.used_in_place += 1
         else:

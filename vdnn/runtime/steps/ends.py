@@ -37,8 +37,8 @@ class Found(Enum):
     """The conclusion from an optimizer's step about the steps so far."""
 
     NOTHING = "nothing new"
-    WERE_CUT = "the steps so far may have been parts of steps"
-    WERE_JOINED = "the running step is several steps, whose graphs outlive them"
+    STEPS_WERE_SPLIT = "the steps so far may have been parts of steps"
+    STEPS_WERE_MERGED = "the running step is several steps, whose graphs outlive them"
 
 
 class StepEnds:
@@ -114,15 +114,15 @@ class StepEnds:
         found = Found.NOTHING
         if self._first_optimizer is None:
             self._first_optimizer = optimizer
-            found = Found.WERE_CUT
+            found = Found.STEPS_WERE_SPLIT
         self._has_several |= optimizer != self._first_optimizer
         if self._has_several and self._is_cut_used and not self._waits_for_graphs:
             self._waits_for_graphs = True
-            found = Found.WERE_CUT
+            found = Found.STEPS_WERE_SPLIT
         if self._waits_for_graphs and not self._is_joined and self._outlives(optimizer):
             self._is_joined = True
             self._last_of_cycle = self._latest_optimizer
-            found = Found.WERE_JOINED
+            found = Found.STEPS_WERE_MERGED
         self._is_pending = True
         self._last_has_stepped |= optimizer == self._last_of_cycle
         self._lifetimes_at_step[optimizer] = lifetimes

@@ -316,9 +316,9 @@ class PlanBook:
             return rung
         alike = [self._ladders[kind] for kind, one in self._begins.items() if one.is_like(begin)]
         others = [one.recorded for one in alike if one is not ladder]
-        told = ladder.recorded.tell(first, others, is_served=rung is not None)
-        if told is not None:
-            maker.make_for(told, ladder.rungs, ladder.add)
+        prediction = ladder.recorded.prediction_for(first, others, is_served=rung is not None)
+        if prediction is not None:
+            maker.make_for(prediction, ladder.rungs, ladder.add)
         return ladder.choose(first)
 
     def tell_kind(self, keys: SaveKeys) -> None:

@@ -28,7 +28,7 @@ from vdnn.planning.policies import PlanPolicy
 from vdnn.runtime.steps.better_plans import BetterPlans
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.plan_table import Rung, RungOrigin, StepTally
-from vdnn.runtime.steps.size_model import Told
+from vdnn.runtime.steps.size_model import SizePrediction
 from vdnn.runtime.torch_internals.spans import span
 from vdnn.step.made_steps import covering, first_point, order_of, with_more_resident
 from vdnn.step.plan import Plan
@@ -213,7 +213,7 @@ class PlanMaker:
             raise
         use(self._rung(*made, timeline, origin))
 
-    def make_for(self, told: Told, rungs: Sequence[Rung], use: Callable[[Rung], None]) -> None:
+    def make_for(self, prediction: SizePrediction, rungs: Sequence[Rung], use: Callable[[Rung], None]) -> None:
         """A rung for a step that no rung serves well, if what was recorded tells enough of it. `rungs`: those of its
         kind, the highest last. The search begins from the plan of the one that is nearest in size."""
         planner, timeline = self.planner, rungs[-1].timeline
@@ -222,7 +222,7 @@ class PlanMaker:
             return made.peak_bytes <= planner.budget_bytes(made)
 
         with self._planning():
-            for recording, is_guess in told.steps(fits):
+            for recording, is_guess in prediction.steps(fits):
                 free_bytes = int(_FREE_OF_GUESS * planner.budget_bytes(recording)) if is_guess else 0
                 try:
                     planned = planner.planned(recording, timeline, free_bytes, known=_nearest_plan(recording, rungs))

@@ -45,8 +45,8 @@ _MOST_PATIENCE = 1024  # steps: see _Rest
 
 
 @dataclass
-class _Habit:
-    """How the steps that follow one plan and begin with one save go."""
+class _ScriptHistory:
+    """The script of the steps that follow one plan and begin with one save, and how they went."""
 
     script: StepScript | None = None  # of the last one
     is_settled: bool = False
@@ -56,11 +56,11 @@ class _Habit:
 
 
 class _LastStep(NamedTuple):
-    """The habit of the last step: most steps are like the one before."""
+    """What the last step followed: most steps are like the one before."""
 
     executor: Executor
     opening: Opening
-    habit: _Habit
+    history: _ScriptHistory
 
 
 class Light(Protocol):
@@ -112,7 +112,7 @@ class SettledStep:
     step: WatchedStep
     executor: Executor
     counters: Counters
-    habit: _Habit
+    history: _ScriptHistory
     modules: ModuleWatch
     needs_replay: bool = False  # the gate is closed, and the Python hooks have not continued
     to_encode: tuple[EncodedSave, ...] = ()  # at the event that is being served
@@ -133,9 +133,10 @@ class Settling:
         self.leaves: Leaves | None = None
         self._ends = ends
         self._rest = _Rest()
-        self._lesson: tuple[Lesson, _Habit] | None = None
+        self._lesson: tuple[Lesson, _ScriptHistory] | None = None
         self._last: _LastStep | None = None
-        self._habits: weakref.WeakKeyDictionary[Executor, OrderedDict[Opening, _Habit]] = weakref.WeakKeyDictionary()
+        self._histories: weakref.WeakKeyDictionary[Executor, OrderedDict[Opening, _ScriptHistory]]
+        self._histories = weakref.WeakKeyDictionary()
         self._sizes: weakref.WeakKeyDictionary[Executor, dict[Begin, ScriptSizes]] = weakref.WeakKeyDictionary()
 
     def cut(self) -> None:
@@ -156,15 +157,15 @@ class Settling:
         if opening is None or not self.is_expected:
             return None
         last = self._last
-        if last is not None and last.opening == opening and last.habit.is_settled:
-            return last.habit.script
-        habits = [known[opening] for known in self._habits.values() if opening in known]
-        return next((habit.script for habit in habits if habit.is_settled and habit.script is not None), None)
+        if last is not None and last.opening == opening and last.history.is_settled:
+            return last.history.script
+        histories = [known[opening] for known in self._histories.values() if opening in known]
+        return next((one.script for one in histories if one.is_settled and one.script is not None), None)
 
     def serves(self, step: WatchedStep, *, is_recorded: bool) -> bool:
         """True if the gate will serve the rest of this step, whose plan is chosen."""
-        habit = None if step.executor is None else self._habit(step, step.executor)
-        return habit is not None and habit.is_settled and not is_recorded
+        history = None if step.executor is None else self._history(step, step.executor)
+        return history is not None and history.is_settled and not is_recorded
 
     def begin(
         self, step: WatchedStep, modules: ModuleWatch, counters: Counters, resident_bytes: int, *, may_settle: bool
@@ -172,48 +173,48 @@ class Settling:
         """Called at the first save, whose key the step has. Opens the gate for a settled step, which the gate serves
         from this save on: then this is True. Learns any other step."""
         gate, executor = self.gate, step.executor
-        habit = None if executor is None else self._habit(step, executor)
-        if gate is None or executor is None or habit is None or step.recorder is not None:
+        history = None if executor is None else self._history(step, executor)
+        if gate is None or executor is None or history is None or step.recorder is not None:
             self._follow_modules(modules)
             return False
-        script = habit.script if habit.is_settled else None
+        script = history.script if history.is_settled else None
         if script is None or not may_settle or step.meter is not None:
             self._follow_modules(modules)
-            if script is None and habit.lessons < _MOST_LESSONS:
-                habit.lessons += 1
+            if script is None and history.lessons < _MOST_LESSONS:
+                history.lessons += 1
                 lesson = Lesson(step, executor, modules, counters, resident_bytes)
-                self._lesson = lesson, habit
+                self._lesson = lesson, history
                 gate.teach(lesson)
             return False
         if not modules.may_rest:
             self._follow_modules(modules)
         if modules.reads_frames:
             return False
-        self.followed = SettledStep(script, step, executor, counters, habit, modules)
+        self.followed = SettledStep(script, step, executor, counters, history, modules)
         gate.open(script.native, None if modules.rests else modules.stack())
         if self.light is not None:
             self.light.begin(self.followed)
         self._ends.keeps_natively(gate)
         return True
 
-    def _habit(self, step: WatchedStep, executor: Executor) -> _Habit | None:
+    def _history(self, step: WatchedStep, executor: Executor) -> _ScriptHistory | None:
         opening = step.keys.opening
         if opening is None or self._ends.waits_for_graphs:
             return None
         last = self._last
         if last is not None and last.executor is executor and last.opening == opening:
-            return last.habit
-        known = self._habits.setdefault(executor, OrderedDict())
-        habit = known.get(opening)
-        if habit is None:
+            return last.history
+        known = self._histories.setdefault(executor, OrderedDict())
+        history = known.get(opening)
+        if history is None:
             sizes = self._sizes_of(step, executor)
             script = sizes.script_for(opening[0], executor.plan)
-            habit = known[opening] = _Habit(script, script is not None, None if script is None else sizes)
+            history = known[opening] = _ScriptHistory(script, script is not None, None if script is None else sizes)
             if len(known) > _MOST_SHAPES:
                 known.popitem(last=False)
         known.move_to_end(opening)
-        self._last = _LastStep(executor, opening, habit)
-        return habit
+        self._last = _LastStep(executor, opening, history)
+        return history
 
     def _sizes_of(self, step: WatchedStep, executor: Executor) -> ScriptSizes:
         """The scripts of steps that begin like this one, by sizes."""
@@ -264,21 +265,21 @@ class Settling:
         if end == len(followed.script.events):
             followed.needs_replay = True
             followed.script.finish(followed.step)
-            followed.habit.failures = max(0, followed.habit.failures - 1)
-            if followed.habit.made_of is not None:
-                followed.habit.made_of.served()
-                followed.habit.made_of = None
+            followed.history.failures = max(0, followed.history.failures - 1)
+            if followed.history.made_of is not None:
+                followed.history.made_of.served()
+                followed.history.made_of = None
             self.is_expected = True
             return
-        self.is_expected = followed.habit.is_settled = False
-        followed.habit.script = None
-        if followed.habit.made_of is not None:  # it says nothing about steps of this size
-            followed.habit.made_of.failed()
-            followed.habit.made_of = None
+        self.is_expected = followed.history.is_settled = False
+        followed.history.script = None
+        if followed.history.made_of is not None:  # it says nothing about steps of this size
+            followed.history.made_of.failed()
+            followed.history.made_of = None
         else:
-            followed.habit.failures += 1
-        if followed.habit.failures < _MOST_FAILURES:
-            followed.habit.lessons = 0
+            followed.history.failures += 1
+        if followed.history.failures < _MOST_FAILURES:
+            followed.history.lessons = 0
         self._replay(followed, end, has_encoded=followed.encoded_at == end)
 
     def continue_in_python(self) -> None:
@@ -363,11 +364,11 @@ class Settling:
         modules.step_ended(may_rest=may_rest and self._rest.step_ended())
         if self._lesson is None or self.gate is None:
             return
-        (lesson, habit), self._lesson = self._lesson, None
+        (lesson, history), self._lesson = self._lesson, None
         self.gate.teach(None)
         script, first = lesson.script(), lesson.step.keys.first
         if script is not None and first is not None:
             self._sizes_of(lesson.step, lesson.executor).learn(first, script)
-        settled = None if script is None or habit.script is None else script.settled_with(habit.script)
-        habit.is_settled = settled is not None
-        habit.script = settled or script
+        settled = None if script is None or history.script is None else script.settled_with(history.script)
+        history.is_settled = settled is not None
+        history.script = settled or script

@@ -1,4 +1,4 @@
-"""The recorded steps of one kind, by the sizes of their first saves, and what they tell of other sizes."""
+"""The recorded steps of one kind, by the sizes of their first saves, and the steps of other sizes they predict."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _MOST_RECORDINGS = 8
 
 
 class Made(NamedTuple):
-    """A step that was not recorded. `is_guess`: nothing recorded is on a line of sizes with it."""
+    """A step that was not recorded. `is_guess`: extrapolated from one recording."""
 
     recording: Recording
     is_guess: bool
 
 
-class Told(NamedTuple):
-    """The knowledge that recorded steps give of one that begins with `first`: lines of sizes that it is on, or one step
-    to guess from."""
+class SizePrediction(NamedTuple):
+    """Predicts steps that begin with `first`, from the lines of sizes through recorded steps, or from one of these
+    steps as a guess."""
 
     first: SaveKey
     lines: tuple[Line, ...]
@@ -53,7 +53,7 @@ class RecordedSizes:
     def __init__(self, recording: Recording, *, has_own_recomputes: bool, is_warm_up: bool = False) -> None:
         self._by_size: dict[Sizes, Recording] = {}
         self._have_own_recomputes: set[Sizes] = set()
-        self._has_told: set[Sizes] = set()  # of sizes that were asked for, from these recordings
+        self._were_predicted: set[Sizes] = set()  # of sizes that were asked for, from these recordings
         self._warm_ups: set[Sizes] = set()  # of steps of the warm-up, which later ones replace
         self.note(recording, has_own_recomputes=has_own_recomputes, is_warm_up=is_warm_up)
 
@@ -81,7 +81,7 @@ class RecordedSizes:
             return
         (self._warm_ups.add if is_warm_up else self._warm_ups.discard)(size)
         self._by_size[size] = recording
-        self._has_told.clear()
+        self._were_predicted.clear()
         if len(self._by_size) > _MOST_RECORDINGS:  # the smallest and the largest tell most
             by_size = sorted(self._by_size, key=math.prod)
             del self._by_size[by_size[len(by_size) // 2]]
@@ -110,18 +110,20 @@ class RecordedSizes:
         found = (resized(line, first, 0) for line in self._lines(first))
         return next((one for one in found if one is not None), None) or guessed(self._nearest(first), first)
 
-    def tell(self, first: SaveKey, others: Sequence[RecordedSizes], *, is_served: bool) -> Told | None:
-        """The knowledge of a step that begins with this save; None if that was asked before. `others` are of nearly the
-        same steps: they are asked if this could only guess. `is_served`: a plan of a larger step serves, so what tells
-        only in part is not asked."""
-        if first.size in self._has_told or (self.is_of_warm_up and not self._is_larger(first)):
+    def prediction_for(
+        self, first: SaveKey, others: Sequence[RecordedSizes], *, is_served: bool
+    ) -> SizePrediction | None:
+        """Predicts a step that begins with this save; None if that was asked before. `others` are recordings of nearly
+        the same steps, which are used if this could only guess. `is_served`: a plan of a larger step serves, so lines
+        that predict only a part of the step are left out."""
+        if first.size in self._were_predicted or (self.is_of_warm_up and not self._is_larger(first)):
             return None
-        self._has_told.add(first.size)
+        self._were_predicted.add(first.size)
         lines = self._lines(first, in_part=not is_served)
         is_guess = not lines
         if is_guess:
             lines = [line for one in others for line in one._lines(first, in_part=not is_served)]
-        return Told(first, tuple(lines), self._nearest(first, others), is_guess)
+        return SizePrediction(first, tuple(lines), self._nearest(first, others), is_guess)
 
     def _is_larger(self, first: SaveKey) -> bool:
         """True if it is larger than all that was recorded, and smaller in no dimension: a guess is near, and nothing

@@ -281,9 +281,9 @@ class StepWatch:
         self.settling.leave()
         self.settling.close_unplanned()
         found = self._ends.optimizer_stepped(id(optimizer), self._step.lifetimes)
-        if found is Found.WERE_JOINED or (found is Found.WERE_CUT and self.steps):
+        if found is Found.STEPS_WERE_MERGED or (found is Found.STEPS_WERE_SPLIT and self.steps):
             self._step.abandon_recorder()
-        if found is Found.WERE_CUT and self.steps:
+        if found is Found.STEPS_WERE_SPLIT and self.steps:
             self.steps, self._measured.last_recorded = 0, None
             self._plans.forget_made()
         if self._ends.is_due():

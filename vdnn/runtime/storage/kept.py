@@ -17,11 +17,11 @@ from vdnn.runtime.torch_internals.version_counter import raise_modified
 KeptTensor = tuple[torch.Tensor, int]
 
 
-def keep_tensor(tensor: torch.Tensor) -> KeptTensor:
+def pack_kept(tensor: torch.Tensor) -> KeptTensor:
     return (tensor if tensor.is_leaf else tensor.detach()), tensor._version
 
 
-def kept_tensor(kept: KeptTensor) -> torch.Tensor:
+def unpack_kept(kept: KeptTensor) -> torch.Tensor:
     tensor, version = kept
     if tensor._version != version:
         sizes = tensor._nested_tensor_size().tolist() if _is_nested_strided(tensor) else tensor.shape
@@ -32,10 +32,10 @@ def kept_tensor(kept: KeptTensor) -> torch.Tensor:
 def unpack_without_hooks(packed: Any) -> torch.Tensor:
     """Unpacks whatever the pack hook returned, in a process or a place where the unpack hook does not run."""
     if isinstance(packed, tuple):
-        return kept_tensor(packed)
+        return unpack_kept(packed)
     if isinstance(packed, KeptSave):
         kept = packed.tensor
-        return kept_tensor((kept, packed.version)) if isinstance(kept, torch.Tensor) else unpack_without_hooks(kept)
+        return unpack_kept((kept, packed.version)) if isinstance(kept, torch.Tensor) else unpack_without_hooks(kept)
     tensor: torch.Tensor = (packed.full() if isinstance(packed, LightSave) else packed).unpack()
     return tensor
 

@@ -23,8 +23,9 @@ class MovedBytes:
     to_device_bytes: int = 0
     waited_ns: int = 0
     deferred: int = 0  # updates of a parameter that waited for its next use, of all steps
-    hidden: int = 0  # those of them that a call of a module ended
-    at_once: Counter[str] = field(default_factory=Counter)  # parameters of the last step that could not wait, and why
+    overlapped_updates: int = 0  # the deferred ones that were made for a call of a module
+    # Why parameters of the last step could not wait, and how many.
+    undeferred_reasons: Counter[str] = field(default_factory=Counter)
 
     def finish(self, copies: StateCopies) -> None:
         """Waits until everything that leaves is on the host, and adds its counts."""
@@ -46,13 +47,13 @@ class MovedBytes:
                 f"  {format_bytes(self.stayed_bytes)} of it stay on the device, because memory of the host or a copy "
                 "was refused"
             )
-        if self.deferred or self.at_once:
+        if self.deferred or self.undeferred_reasons:
             lines.append(
-                f"  deferred steps: {self.deferred} updates of a parameter waited for its next use, {self.hidden} of "
-                "them for a call of a module"
+                f"  deferred steps: {self.deferred} updates of a parameter waited for its next use, "
+                f"{self.overlapped_updates} of them for a call of a module"
             )
         lines += [
             f"  {count} parameters were stepped at once in the last step: {why}"
-            for why, count in self.at_once.most_common(_SHOWN)
+            for why, count in self.undeferred_reasons.most_common(_SHOWN)
         ]
         return lines

@@ -116,7 +116,7 @@ class Deferral:
     def choose(self) -> dict[int, torch.Tensor]:
         """The parameters whose step can be deferred, by id."""
         optimizer, chosen = self._optimizer, dict[int, torch.Tensor]()
-        self._counts.at_once.clear()
+        self._counts.undeferred_reasons.clear()
         reason = _reason_of(optimizer)
         if reason is None and states_are_held(optimizer):
             reason = "the program holds optimizer.state"
@@ -134,7 +134,7 @@ class Deferral:
                 if why is None:
                     chosen[id(parameter)] = parameter
                 else:
-                    self._counts.at_once[why] += 1
+                    self._counts.undeferred_reasons[why] += 1
         return chosen
 
     def _reason_for(self, states: Any, parameter: torch.Tensor) -> str | None:
@@ -258,7 +258,7 @@ class Deferral:
             return
         with self._lock:
             for parameter in parameters:
-                self._counts.hidden += self._step_with(parameter)
+                self._counts.overlapped_updates += self._step_with(parameter)
             pending = self._pending
             if self._is_busy:
                 return

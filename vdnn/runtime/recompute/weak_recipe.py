@@ -17,7 +17,7 @@ from vdnn.runtime.recompute.recipe import Recipe
 from vdnn.runtime.storage.packed_view import PackedView
 
 
-def later(recipe: Recipe) -> Callable[[], Recipe | None]:
+def weak_recipe(recipe: Recipe) -> Callable[[], Recipe | None]:
     """Return a function that gives the same recipe, or None if one of its operands has been freed by then."""
     later_operands = [_operand_later(given) for given in recipe.given]
     rest = replace(recipe, operands=(), given=(), light_operands=(), fetch=None)
