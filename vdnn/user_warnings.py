@@ -34,8 +34,8 @@ def _skipped() -> tuple[str, ...]:
 
 
 def _level_of_user() -> int:
-    """The stacklevel, for the caller, of the innermost frame that is the user's. If no frame is, that of the frame that
-    called vdnn, such as a command of an installed package."""
+    """The stacklevel, for the caller, of the innermost frame of the user's program. If there is none, the stacklevel of
+    the frame that called vdnn, such as a command of an installed package."""
     frame, level, outside = sys._getframe(1), 1, 0
     while frame.f_back is not None:
         frame, level = frame.f_back, level + 1

@@ -17,8 +17,8 @@ from vdnn.planning.search.step_model import make_link_model, make_recorded_step
 
 
 def make_plan_search(request: PlanRequest, effort: Effort, known: Collection[int] = ()) -> _C.PlanSearch:
-    """The search for a request, which has to have a budget. `known`: the recomputes of the plan of nearly the same
-    step, which are tried first; those that this step has no recipe for are left out."""
+    """The search for a request, which has to have a budget. `known`: recomputes in the plan of a similar step. The
+    search tries them first, without those for which this step has no recipe."""
     recording, costs, budget_bytes = request
     if budget_bytes is None:
         raise RuntimeError("make_plan_search: expected a request with a budget, got none")

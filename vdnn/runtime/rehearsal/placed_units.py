@@ -127,7 +127,7 @@ def busy_spans(training: Training, step: TrainingStep) -> tuple[BusySpan, ...]:
 
 
 def _without_idle(unit: Unit, one: UnitPlacement) -> UnitPlacement:
-    """The placement without what does not apply to a unit that lacks such bytes."""
+    """The placement of a unit, less the choices for bytes that the unit does not have."""
     if not unit.gradient_bytes:
         one = replace(one, gradient_leaves=False, state=State.DEVICE)
     if one.activations is Activations.RECOMPUTE_FROM_HOST and not unit.boundary_bytes:

@@ -85,7 +85,7 @@ def offload(
             ``"vdnn-conv"`` without a budget decide at every save and plan nothing.
         budget: Device memory that a step may take: ``"12GiB"``, a share of the device (``"80%"``), a number of bytes,
             or ``"min"`` for the least that any plan reaches. Default: the memory that the device has.
-        plan: A plan to follow, such as ``Plan.load("plan.json")``. It replaces ``policy`` and ``budget``. That of a
+        plan: A plan to follow, such as ``Plan.load("plan.json")``. It replaces ``policy`` and ``budget``. The plan of a
             whole training, ``vdnn.plan_training(...).plan``, says which parameters, gradients and states of ``model``
             and ``optimizer`` stay from the first step on; activations are planned for the rest of its budget.
         plans: A folder in which plans outlive the process: the next run of the same training follows them from its
@@ -95,18 +95,19 @@ def offload(
         recompute: Whether a plan may recompute a storage from others that are saved, instead of moving it, and pack
             masks as bits. Gradients stay the same bit for bit.
         lossy: A lossy codec that a plan may use as well. It changes gradients (docs/recompute.md has the error bounds).
-        tolerance: ``None`` recomputes only what comes out bit for bit. ``1e-6`` also recomputes what differs by at most
-            a millionth of the largest magnitude in the value; each such operation is named in the log.
-        recheck: One step in this many compares what is recomputed with what was discarded. ``0`` never compares.
-        integrity: Whether every storage is hashed before it leaves the device and compared when it is back.
+        tolerance: ``None`` recomputes only values that come out bit for bit. ``1e-6`` also allows differences of at
+            most a millionth of the largest magnitude in the value; each such operation is named in the log.
+        recheck: One step in this many compares recomputed values with hashes of the discarded ones. ``0`` never
+            compares.
+        integrity: Whether every storage is hashed before it is offloaded, and compared after it is reloaded.
         measure: Whether to record a step (``session.recording``) and to measure each step (``session.timeline``), with
             or without a plan.
         warmup_steps: Steps before the one that is recorded. With a budget they are planned from, too, until then.
         min_bytes: Tensors whose storage is smaller stay on the device.
         limits: Further limits of memory, such as ``vdnn.Limits(host_budget="64GiB")``, that few trainings need.
-        model: The model that ``optimizer`` trains. Given, the session checks that its parameters are the optimizer's,
-            and their gradients and the parameters leave too if the budget has no room for them. ``parameters`` needs
-            it.
+        model: The model that ``optimizer`` trains. The session checks that its parameters are the optimizer's. Their
+            gradients, and then the parameters, leave the device too if the budget has no room for them. ``parameters``
+            needs it.
         optimizer: The optimizer, or several, whose state lives on the host between steps, as far as that makes the step
             shortest under the budget. Its own ``step`` runs on the device on slices of its parameters, with the same
             bits (docs/training-state.md).
@@ -118,10 +119,12 @@ def offload(
         parameters: ``"frozen"`` keeps the parameters of ``model`` that need no gradient on the host, ``"all"`` also
             those that ``optimizer`` trains, with their gradients, as far as that makes the step shortest under the
             budget. Each comes to the device ahead of its module, ahead of its use in backward, and for its step
-            (docs/training-state.md). Default: with ``model``, ``optimizer`` and a budget only if that needs it.
-        gradients: Whether the gradients of ``optimizer``'s parameters leave the device as backward makes them. Reading
-            ``parameter.grad`` brings one back, and so do clipping and the step. Default: as for ``parameters``.
-            ``False``: neither of the two leaves because the budget needs it.
+            (docs/training-state.md). Default: parameters leave only if ``model``, ``optimizer`` and a budget are given,
+            and the budget has no room for them.
+        gradients: Whether gradients of ``optimizer``'s parameters are offloaded as soon as backward has made them.
+            Reading ``parameter.grad`` brings one back, and so do clipping and the step. Default: as for ``parameters``.
+            ``False``: the session does not offload gradients or parameters by itself, even if the budget has no room
+            for them.
 
     Raises:
         ValueError, TypeError: An argument is wrong, or two arguments contradict each other. ``budget`` and ``measure``

@@ -27,7 +27,7 @@ class Unseen:
         self.are_steps_marked = False  # session.step() was called
 
     def model_begins_elsewhere(self, model: torch.nn.Module) -> None:
-        """A model is called, with gradients, on a thread that has not entered a session of this engine."""
+        """Warns if a model is called, with gradients, on a thread that has not entered a session of this engine."""
         if self._has_warned or in_backward() or _saves_have_hooks():
             return
         self._has_warned = True
@@ -37,7 +37,8 @@ class Unseen:
         )
 
     def optimizer_stepped_elsewhere(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer of parameters that models have used has stepped on such a thread."""
+        """Warns if an optimizer keeps stepping on such a thread. Its parameters are those of a model that was
+        called."""
         if self._has_warned or self.are_steps_marked or in_backward() or _saves_have_hooks():
             return
         self._steps_elsewhere += 1
@@ -50,7 +51,7 @@ class Unseen:
         )
 
     def nothing_was_saved(self, steps: int) -> None:
-        """A session was left in which optimizers stepped, and which has seen no save."""
+        """Called when a session is left. Warns if optimizers stepped inside it and nothing was saved."""
         if self._has_warned or steps < _WITHOUT_END:
             return
         self._has_warned = True
@@ -61,5 +62,5 @@ class Unseen:
 
 
 def _saves_have_hooks() -> bool:
-    """True if this thread's saves are somebody's: another session's, or those of checkpointing."""
+    """True if hooks are installed on this thread, such as those of another session or of checkpointing."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

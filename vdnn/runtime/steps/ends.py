@@ -1,8 +1,8 @@
 """Decides where a session's steps end, from the steps of optimizers and the lifetimes of graphs.
 
-Until an optimizer is seen, a step ends when a save comes after uses and no graph holds anything any more. That is
-right for gradient accumulation, several forwards before their backwards, and pipelines. No step ends inside a backward,
-where checkpoints save and optimizers may step.
+Until an optimizer has stepped, a step ends at a save that follows uses, once no graph holds a saved tensor any more.
+That is right for gradient accumulation, several forwards before their backwards, and pipelines. No step ends inside a
+backward, where checkpoints save and optimizers may step.
 
 With optimizers a step is over once an optimizer has stepped in it and, if it stepped inside a backward, that backward
 is over. Saves of the step may live longer: the graph of a generator, made before its critic's optimizer steps and used
@@ -67,7 +67,7 @@ class StepEnds:
         self._saved_since = False
 
     def forget_gate(self) -> None:
-        """The gate keeps nothing any more that counts."""
+        """The gate no longer keeps saves of this step."""
         self._gate = None
 
     def keeps_natively(self, gate: _C.Gate) -> None:
@@ -88,7 +88,7 @@ class StepEnds:
         return [*self.alive, *(self._gate.alive() if self._gate is not None and self._serves_step else ())]
 
     def lifetime_began(self, lifetime: int, managed: ManagedStorage) -> Alive:
-        """Returns the saves of its step, from which `lifetime_ended` removes it."""
+        """Counts a lifetime. Returns the living saves of its step, from which `lifetime_ended` removes it."""
         self._living += 1
         self.alive[lifetime] = managed.reference
         return self.alive
@@ -106,7 +106,7 @@ class StepEnds:
         return outliving
 
     def used_earlier_save(self) -> None:
-        """A save of an earlier step is used."""
+        """Notes a use of a save of an earlier step."""
         self._is_cut_used |= self._has_cut
 
     def optimizer_stepped(self, optimizer: int, lifetimes: int) -> Found:
@@ -145,7 +145,7 @@ class StepEnds:
 
     @property
     def is_within_step(self) -> bool:
-        """True if the step is not over before this save, which most saves are, as long as graphs are alive."""
+        """True if this save certainly belongs to the running step, as most saves do while graphs are alive."""
         return self._saved_since and not self._is_pending
 
     def is_due_before_save(self, *, graphs_are_gone: bool) -> bool:
@@ -158,11 +158,11 @@ class StepEnds:
         return self._is_without_optimizer(graphs_are_gone)
 
     def is_micro_batch_over(self, *, graphs_are_gone: bool) -> bool:
-        """True if the step goes on with this save, and all that it saved before is freed."""
+        """True if the step goes on with this save, and all its earlier saves are freed."""
         return graphs_are_gone and not self._is_pending and not in_backward()
 
     def is_due_at_exit(self, *, graphs_are_gone: bool) -> bool:
-        """True if the step is over now that its session is left. Otherwise it may go on in the next session."""
+        """True if the step is over when its session is left. Otherwise it may go on in the next session."""
         return self.is_due() or self._is_without_optimizer(graphs_are_gone)
 
     def _is_without_optimizer(self, graphs_are_gone: bool) -> bool:

@@ -3,8 +3,8 @@
 A kind is a running hash of how a step begins and of the forms of its saves, so steps of other shapes are of one kind.
 Steps of different kinds may begin alike, such as five of a critic and then one of the generator. So the prediction uses
 the begin of the step and the kinds of the steps before it: the longest row of them that was seen before. A kind that
-came for the first time is expected once more: a program that has changed goes on so. The memory is bounded; the entries
-used least recently are removed.
+came for the first time is expected once more, since a program that has changed usually stays as it is. The memory is
+bounded; the entries used least recently are removed.
 
 [Note: Alike kinds] A step may save a little more or less than another one of its kind: a metric that is kept, or a
 statistic that is smaller than `min_bytes` at one length and not at another. A plan serves it all the same, because its
@@ -12,8 +12,9 @@ executor finds each save by its form. So a new kind that shares nearly all its b
 the same forms, is that earlier kind.
 
 [Note: Steps without a plan] After other steps of a session had plans, one may come for which no plan meets the budget.
-It has run already, and another one may come or not. So it ends no training: the guard does what it can, the log says it
-once, and the report counts such steps. They are recorded again if less memory is resident than then.
+It has already run, and nobody knows if another one follows. So it does not end the training: the guard evicts what it
+can, the log says so once, and the report counts such steps. They are recorded again if less memory is resident than in
+the step without a plan.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _OFTEN = 3
 
 
 def kind_with(kind: Kind, form: Form | Begin) -> Kind:
-    """The kind of a step that was of `kind` so far, after one more save."""
+    """The kind after one more save of a step that was of `kind` until then."""
     return hash((kind, form))
 
 
@@ -85,7 +86,7 @@ class StepKinds:
         self._begin: Begin | None = None  # of the last step
 
     def expected(self, begin: Begin) -> Expected | None:
-        """The kind expected of the step that begins so; None if no earlier step did."""
+        """The kind expected of a step with this begin. None if no earlier step had it."""
         for row in self._rows_before(begin):
             found = self._rows.get(row)
             if len(row) == 1 and begin == self._begin and self._seen.get(self._before[-1]) == 1:
@@ -96,7 +97,7 @@ class StepKinds:
         return None
 
     def ended(self, begin: Begin, kind: Kind) -> None:
-        """Note a finished step that began so and was of `kind`."""
+        """Notes a finished step of `kind` with this begin."""
         for row in self._rows_before(begin):
             self._rows[row] = _learned(self._rows.pop(row, None), kind)
         self._seen[kind] = self._seen.pop(kind, 0) + 1
@@ -145,7 +146,7 @@ class _Example(NamedTuple):
 
 
 class AlikeKinds:
-    """The kinds of one session's steps, and for each the earlier one that it is like."""
+    """The kinds of one session's steps, each with the earlier kind whose plans it shares, see [Note: Alike kinds]."""
 
     def __init__(self) -> None:
         self._first: OrderedDict[Kind, Kind] = OrderedDict()  # the kind that each is like, which may be itself
@@ -153,7 +154,7 @@ class AlikeKinds:
         self._apart = 0  # kinds that were set apart
 
     def kind_for(self, kind: Kind, begin: Begin, saves: dict[Form, int]) -> Kind:
-        """The earlier kind that a finished step of this kind is like; the kind itself if there is none."""
+        """The earlier kind whose plans a finished step of this kind shares, or the kind itself."""
         known = self._first.get(kind)
         if known is not None:
             return known
@@ -166,12 +167,12 @@ class AlikeKinds:
         return found
 
     def add(self, kind: Kind, begin: Begin, saves: dict[Form, int]) -> None:
-        """A kind of an earlier run, which is like no other one."""
+        """Adds a kind of an earlier run, which shares plans with no other kind."""
         self._first[kind], self._examples[kind] = kind, _Example(begin, saves)
 
     def set_apart(self, kind: Kind, begin: Begin, saves: dict[Form, int]) -> bool:
-        """Steps of this kind exceed their budgets under the plans of the kind that it is like: from now on it is one of
-        its own. False if it is one already, or if there are too many."""
+        """Gives this kind plans of its own from now on, because its steps exceed their budgets under those that it
+        shared. Returns False if it already has its own, or if the session has set too many kinds apart."""
         if self._first.get(kind, kind) == kind or self._apart >= _MOST_APART:
             return False
         self._apart += 1
@@ -199,7 +200,7 @@ class Unplannable:
         self._resident_bytes: dict[tuple[Kind, SaveKey], int] = {}  # that are too many
 
     def note(self, kind: Kind, recording: Recording, error: VdnnError) -> None:
-        """No plan meets the budget in this step."""
+        """Notes a step for which no plan meets the budget."""
         too_many_bytes = recording.resident_bytes
         if isinstance(error, BudgetError):
             too_many_bytes -= error.least_bytes - error.budget_bytes - 1
@@ -213,6 +214,7 @@ class Unplannable:
             del self._resident_bytes[next(iter(self._resident_bytes))]
 
     def has(self, kind: Kind, first: SaveKey | None, resident_bytes: int) -> bool:
-        """True if a step of this kind that begins so is over its budget under every plan, with so many bytes there."""
+        """True if a step of this kind with this begin exceeds its budget under every plan, with this many bytes
+        resident."""
         known = None if first is None else self._resident_bytes.get((kind, first))
         return known is not None and resident_bytes >= known

@@ -1,8 +1,8 @@
-"""Plans recorded steps for the user's budget, on the device that they ran on, and makes the plans of a plan book
-between two hooks: from recorded steps, from what they tell of others, and again.
+"""Plans recorded steps for the user's budget, on the device that they ran on. Makes the plans of a plan book between
+two hooks: from recorded steps, from predicted ones, and again after a step that exceeded its budget.
 
-Without a budget a plan may use the memory of the device, less a reserve. Budgets that cannot be met are refused, and
-plans that do not fit.
+Without a budget a plan may use the memory of the device, less a reserve. A budget that cannot be met is refused, and so
+is a plan that does not fit.
 
 The training waits while a plan is made, quickly. A Python thread beside it would take Python's lock from every
 operation that it issues: on an H200 a step took 3 to 13 times as long while a plan was made, and plans came ten steps
@@ -44,9 +44,9 @@ _ASSUMED_LINK = LinkCosts(24e9, 24e9, 42e9, 10_000)
 
 @dataclass(frozen=True, slots=True)
 class BudgetPlanner:
-    """`profile`: of a machine that is not present. `budget` None: the memory of the device, less the reserve.
-    `unrecorded_bytes`: that steps may take and their recordings do not have, such as for parameters that come ahead of
-    their uses once the order of these is known."""
+    """Plans steps under one budget. `profile` describes a machine that is not present. `budget` None is the memory of
+    the device, less the reserve. `unrecorded_bytes` is memory that steps may take beyond their recordings, such as for
+    parameters that are copied ahead of their uses once the order of these is known."""
 
     policy: PlanPolicy
     budget: Budget | None
@@ -111,7 +111,7 @@ class BudgetPlanner:
         return _ASSUMED_LINK if timeline is None else measured_costs(timeline, _ASSUMED_LINK)
 
     def require_host(self, plan: Plan, budget_bytes: int | None = None) -> None:
-        """Raises VdnnError if a plan, which was made for this budget, offloads more than the host may take."""
+        """Raises VdnnError if a plan for this budget offloads more than the host may hold."""
         if self.host_bytes is not None and plan.offloaded_bytes > self.host_bytes:
             budget = "its budget" if budget_bytes is None else format_bytes(budget_bytes)
             raise VdnnError(
@@ -132,7 +132,8 @@ _SHARE_OF_TIME = 0.1
 
 
 def searches_beside(planner: BudgetPlanner) -> bool:
-    """True if a deep search goes on beside the training. Where time is virtual, a step would not know when it ends."""
+    """True if a deep search goes on beside the training. In virtual time the steps that follow its plan would depend on
+    how fast the search is."""
     return planner.profile is None
 
 
@@ -149,14 +150,14 @@ class PlanMaker:
 
     @property
     def may_improve(self) -> bool:
-        """True if there is time for a plan of a step that a plan of a larger one serves. Lengths that change in every
-        step would otherwise get a plan in every step. Where time is virtual, plans take none."""
+        """True if there is time to plan a step that the plan of a larger step already serves. This bounds the time for
+        planning where lengths change in every step. In virtual time, planning takes none."""
         if self.planner.profile is not None:
             return True
         return self._planning_s <= _SHARE_OF_TIME * (time.monotonic() - self._began_s)
 
     def take_over(self) -> None:
-        """Called between two steps: a rung follows the better plan that a search beside the training has found."""
+        """Called between two steps. A rung takes over the better plan that the search beside the training has found."""
         better = None if self.better is None else self.better.better()
         if better is None:
             return
@@ -185,7 +186,7 @@ class PlanMaker:
 
     @contextlib.contextmanager
     def _planning(self) -> Iterator[None]:
-        """A context around the search for a plan, whose time counts."""
+        """A context that counts the time of the search for a plan."""
         began_s = time.monotonic()
         try:
             with span("plan"):
@@ -202,8 +203,8 @@ class PlanMaker:
         use: Callable[[Rung], None],
         give_up: Callable[[VdnnError], bool],
     ) -> None:
-        """A rung for a recorded step; or for the step that covers it and the highest one below, if that can meet the
-        budget. If no plan meets it, the error is raised, unless `give_up` returns True."""
+        """Makes a rung for a recorded step. It covers the next smaller rung, too, if a plan for both meets the budget.
+        If no plan meets the budget, raises the error, unless `give_up` returns True."""
         try:
             with self._planning():
                 made = self._planned(recording, timeline, below)
@@ -214,8 +215,8 @@ class PlanMaker:
         use(self._rung(*made, timeline, origin))
 
     def make_for(self, prediction: SizePrediction, rungs: Sequence[Rung], use: Callable[[Rung], None]) -> None:
-        """A rung for a step that no rung serves well, if what was recorded tells enough of it. `rungs`: those of its
-        kind, the highest last. The search begins from the plan of the one that is nearest in size."""
+        """Makes a rung for a predicted step that no rung serves well. `rungs` are those of its kind, the highest last.
+        The search begins from the plan of the rung that is nearest in size."""
         planner, timeline = self.planner, rungs[-1].timeline
 
         def fits(made: Recording) -> bool:
@@ -234,7 +235,7 @@ class PlanMaker:
                 return
 
     def can_hold(self, rung: Rung, allocated_bytes: int) -> bool:
-        """True if a plan for this rung meets the budget where so much is allocated at the first save."""
+        """True if a plan for this rung meets the budget in a step with `allocated_bytes` at its first save."""
         recording = rung.recording
         budget_bytes = self.planner.fixed_bytes(recording.device_bytes)
         more_bytes = allocated_bytes - first_point(recording).allocated_bytes
@@ -244,9 +245,9 @@ class PlanMaker:
 
     def make_room(self, rung: Rung, allocated_bytes: int) -> None:
         """Plans a rung again if more is allocated at the first save than when its step was recorded, such as another
-        optimizer's state, and the plan would exceed the budget by it. If no plan meets the budget then, it is planned,
-        once, to meet it wherever that is possible: what is resident now may leave before the peak, as in the second
-        step of a session that streams parameters."""
+        optimizer's state, and the plan would exceed the budget by it. If no plan meets the budget then, the rung is
+        planned, once, to meet it in every interval where that is possible. The resident memory may leave the device
+        before the peak, as in the second step of a session that streams parameters."""
         recording = rung.recording
         budget_bytes = self.planner.fixed_bytes(recording.device_bytes)
         more_bytes = allocated_bytes - first_point(recording).allocated_bytes
@@ -260,16 +261,16 @@ class PlanMaker:
         self._plan_again(rung, now, rung.follow_with_less_room, where_possible=where_possible)
 
     def leave_room(self, rung: Rung) -> None:
-        """Plans a rung again, once, with more of the budget free. Some storages of a step that followed it were larger
-        than planned and others smaller: a guard that has more room moves less."""
+        """Plans a rung again, once, with more of the budget free, because some storages of a step were larger than
+        planned and others smaller. With more room the guard has to move less."""
         free_bytes = int(_FREE_OF_UNBALANCED * self.planner.budget_bytes(rung.recording))
         if rung.tightened_bytes < free_bytes:
             rung.tightened_bytes = free_bytes
             self._plan_again(rung, rung.recording, rung.follow)
 
     def tighten(self, rung: Rung, peak_bytes: int, resident_bytes: int) -> None:
-        """Plans a rung again if a step that followed it took more than the budget: for that much less, or for the
-        memory that was resident when the step began."""
+        """Plans a rung again if a step that followed it exceeded the budget: for a budget that is smaller by the
+        excess, or for the memory that was resident when the step began."""
         planner, recording, executor = self.planner, rung.recording, rung.executor
         now = with_more_resident(recording, resident_bytes - recording.resident_bytes)
         has_grown = now.resident_bytes > recording.resident_bytes and planner.is_feasible(now)
@@ -301,7 +302,7 @@ class PlanMaker:
         *,
         where_possible: bool = False,
     ) -> None:
-        """If no plan takes so little, the old one stays, which takes less than none."""
+        """If no plan meets the smaller budget, the old one stays: it still saves memory."""
         with contextlib.suppress(VdnnError), self._planning():
             planned = self.planner.planned(
                 recording, rung.timeline, rung.tightened_bytes, where_possible=where_possible

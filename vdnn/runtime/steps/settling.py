@@ -56,7 +56,7 @@ class _ScriptHistory:
 
 
 class _LastStep(NamedTuple):
-    """What the last step followed: most steps are like the one before."""
+    """The plan and script of the last step: most steps are like the one before."""
 
     executor: Executor
     opening: Opening

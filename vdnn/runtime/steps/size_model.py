@@ -36,8 +36,9 @@ class SizePrediction(NamedTuple):
     is_guess: bool
 
     def steps(self, fits: Callable[[Recording], bool]) -> Iterator[Made]:
-        """Steps as large as that one, the best one first. `fits`: a step that fits the budget with everything kept is
-        made as large as it can be and still fit."""
+        """Predicted steps, each at least as large as the one that begins with `first`, the best one first. `fits` says
+        whether a step fits the budget with everything kept. If it does, the predicted step is the largest one that
+        still fits."""
         for line in self.lines:
             resident_bytes = max(one.resident_bytes for one in line.recorded.values())
             alike = {position: with_resident(one, resident_bytes) for position, one in line.recorded.items()}
@@ -48,7 +49,7 @@ class SizePrediction(NamedTuple):
 
 
 class RecordedSizes:
-    """The recorded steps of one kind. It has one from the begin."""
+    """The recorded steps of one kind, at least one."""
 
     def __init__(self, recording: Recording, *, has_own_recomputes: bool, is_warm_up: bool = False) -> None:
         self._by_size: dict[Sizes, Recording] = {}
@@ -59,7 +60,7 @@ class RecordedSizes:
 
     @staticmethod
     def of(recorded: Sequence[tuple[Recording, bool, bool]]) -> RecordedSizes:
-        """Makes one of the recorded steps that all() of another one returned."""
+        """Makes an object from recorded steps that `all()` of another one returned."""
         (first, has_own, is_warm_up), *others = recorded
         sizes = RecordedSizes(first, has_own_recomputes=has_own, is_warm_up=is_warm_up)
         for recording, has_own_too, is_early in others:
@@ -67,7 +68,8 @@ class RecordedSizes:
         return sizes
 
     def all(self) -> list[tuple[Recording, bool, bool]]:
-        """The recorded steps, and of each if its recomputes were found in it and if it is of the warm-up."""
+        """The recorded steps. Two flags for each say whether its recomputes were found in it and whether it belongs to
+        the warm-up."""
         own, early = self._have_own_recomputes, self._warm_ups
         return [(recording, size in own, size in early) for size, recording in self._by_size.items()]
 
@@ -98,7 +100,7 @@ class RecordedSizes:
         return None if len(by_size) < 2 else (self._by_size[by_size[0]], self._by_size[by_size[-1]])
 
     def learns_from(self, first: SaveKey) -> bool:
-        """True if a recording of a step that begins so tells more about other sizes."""
+        """True if recording a step with this first save would improve predictions of other sizes."""
         sizes = self._by_size.keys() - self._warm_ups
         if first.size in sizes:
             return False
@@ -106,7 +108,7 @@ class RecordedSizes:
         return len(known) < 2 or elements > _LARGER * max(known) or elements < _MUCH_SMALLER * min(known)
 
     def predicted(self, first: SaveKey) -> Recording:
-        """A step that begins with this save, as far as it is known: at worst a guess."""
+        """Predicts the step that begins with this save, in the worst case by a guess."""
         found = (resized(line, first, 0) for line in self._lines(first))
         return next((one for one in found if one is not None), None) or guessed(self._nearest(first), first)
 
@@ -126,13 +128,14 @@ class RecordedSizes:
         return SizePrediction(first, tuple(lines), self._nearest(first, others), is_guess)
 
     def _is_larger(self, first: SaveKey) -> bool:
-        """True if it is larger than all that was recorded, and smaller in no dimension: a guess is near, and nothing
-        else tells of it."""
+        """True if it is larger than every recorded step and smaller in no dimension. Then only a guess is possible, and
+        a guess is near."""
         alike = [size for size in self._by_size if len(size) == len(first.size)]
         return bool(alike) and all(all(map(int.__le__, size, first.size)) for size in alike)
 
     def _lines(self, first: SaveKey, *, in_part: bool = False) -> list[Line]:
-        """The lines of sizes that it is on. A small difference in a step of the warm-up would be a large one there."""
+        """The lines of sizes through this one. Steps of the warm-up are left out: a small difference in one grows along
+        the line."""
         after_warm_up = {size: one for size, one in self._by_size.items() if size not in self._warm_ups}
         return lines_through(first.size, after_warm_up, in_part=in_part)
 
@@ -145,13 +148,14 @@ class RecordedSizes:
 
 
 def _ratio(one: SaveKey, other: SaveKey) -> float:
-    """How many times as large one of the two is, in each of their sizes."""
+    """The ratio of the two in each of their sizes."""
     sizes = zip(one.size, other.size, strict=False)
     return math.prod(max(pair) / max(1, min(pair)) for pair in sizes)
 
 
 def _made(line: Line, first: SaveKey, fits: Callable[[Recording], bool]) -> Iterator[Recording]:
-    """Steps from the wanted size on: the largest that fits; or one a little larger, and one exactly so."""
+    """Steps of the wanted size or larger: the largest that fits the budget with everything kept, or else one that is a
+    little larger than wanted and one of exactly the wanted size."""
 
     def at(position: int) -> Recording | None:
         return resized(line, replace(first, size=line.size_at(position)), position)

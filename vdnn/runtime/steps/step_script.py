@@ -1,6 +1,5 @@
-"""The script of a step: every save and use in order, with all that the native gate compares and all that Python needs
-to continue in the middle of the step. A lesson writes it.
-"""
+"""The script of a step: every save and use in order, with the values that the native gate compares and those that
+Python needs to continue in the middle of the step. A lesson writes it."""
 
 from __future__ import annotations
 
@@ -152,19 +151,19 @@ class StepScript:
         return both
 
     def allocated_bytes(self, resident_bytes: int) -> int | None:
-        """The bytes at the first save of such a step, if `resident_bytes` were allocated when it began; None if no
-        such step has told them."""
+        """Predicts the bytes allocated at the first save of a step that begins with `resident_bytes` allocated. None if
+        no step that followed the script gives a base for that."""
         return None if self._more_bytes is None else resident_bytes + self._more_bytes
 
     def finish(self, step: WatchedStep) -> None:
-        """Makes a step that went to the end of the script what it would be now."""
+        """Sets the counters of a step that reached the end of the script."""
         step.point, step.uses, step.lifetimes = self.point, self.uses, self.lifetimes
         step.keys.kind, step.keys.saves = self.kind, self.saves
         step.save_key, step.save_form = self.save_key, self.save_form
 
     def replay(self, step: WatchedStep, end: int, *, has_encoded: bool = False) -> None:
-        """Brings a step that the gate served to `end` to where the Python hooks would be.
-        `has_encoded`: what is encoded just before `end` was."""
+        """Moves the cursor of a step that the gate served up to `end` to where the Python hooks would have moved it.
+        `has_encoded`: the saves that are encoded just before `end` are done."""
         executor = step.executor
         if executor is None:
             raise RuntimeError("expected a step that follows a plan, got one without")
@@ -184,7 +183,7 @@ class StepScript:
         executor.pass_moves()
 
     def count(self, counters: Counters, end: int) -> None:
-        """Counts what hooks that did not run would have counted, of the events before `end`."""
+        """Adds the counts of the Python hooks that did not run for the events before `end`."""
         if end < len(self.events):
             count_events(self.events[:end], counters)
             return
@@ -199,7 +198,7 @@ class StepScript:
 
 
 def count_events(events: Sequence[ScriptEvent], counters: Counters) -> None:
-    """Counts what hooks that did not run would have counted."""
+    """Adds the counts of the Python hooks that did not run because the gate served these events."""
     for event in events:
         if event.kind is EventKind.USE:
             counters.uses += 1

@@ -5,8 +5,8 @@ The first step after the warm-up is recorded. With a planner, so are those of th
 kind: see plan_book.py. Of the steps that follow a plan, only the first are measured, unless the session measures. Only
 the first of several devices is watched.
 
-The steps of a session that watches none are counted, and nothing else is known of them. They answer the hooks as
-StepWatch does, so that watched and unwatched saves take one path.
+A session that watches no steps only counts them. They answer the hooks as StepWatch does, so that watched and unwatched
+saves take one path.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StepOptions:
     @property
     def unmeasured_steps(self) -> int:
         """The first steps that are neither recorded nor measured. With a budget in bytes there are none. The budget
-        "min" is what a step takes at least, and the first ones may take less than those behind them."""
+        "min" is the least that a step can take, and the first steps may take less than later ones."""
         return 0 if self.planner is not None and not self.planner.wants_the_least else self.warmup_steps
 
 
@@ -92,8 +92,8 @@ class StepGuards:
     def guard(
         self, transport: Transport | None, executor: Executor | None, resident_bytes: int, now_bytes: int
     ) -> Guard | None:
-        """The guard of a step, or of the rest of one, which follows a plan or none; None if it has no budget in bytes.
-        `resident_bytes` were allocated when the step began, `now_bytes` are at its first save."""
+        """The guard of a step, or of the rest of one, with or without a plan. None if the step has no budget in bytes.
+        `resident_bytes` were allocated when the step began, `now_bytes` at its first save."""
         budget_bytes = None
         if self._planner is not None and transport is not None:
             budget_bytes = self._planner.fixed_bytes(transport.device.info.total_bytes)
@@ -116,8 +116,9 @@ class StepGuards:
         return guard
 
     def step_ended(self, guard: Guard | None, outliving: list[ManagedStorage]) -> int:
-        """A step with this guard is over, and these of its storages are alive. Copies of freed graphs, and offloaded
-        storages of live ones, must not count in the next step. Returns the bytes that earlier graphs held in it."""
+        """A step with this guard ended, and these of its storages are still alive. Copies of freed graphs, and
+        offloaded storages of live ones, must not count in the next step. Returns the bytes that earlier graphs held in
+        it."""
         earlier_bytes = sum(self.earlier.bytes)
         kept = {} if guard is None else guard.kept
         if guard is not None:
@@ -151,8 +152,9 @@ class StepWatch:
         free_state: Callable[[], int] = lambda: 0,
         refused: Callable[[VdnnError], bool | None] = lambda error: False,
     ) -> None:
-        """`free_state` makes the training state that stays leave the device, and returns the bytes that this frees.
-        `refused` is asked before a step is: True if more training state leaves from now on, so that it goes on."""
+        """`free_state` offloads the training state that stays on the device, and returns the bytes that this frees.
+        `refused` is called before a step is refused. It returns True if more training state leaves from now on, so that
+        the step goes on."""
         self.options = options
         self._free_state = free_state
         self._refused = refused
@@ -210,7 +212,8 @@ class StepWatch:
         return self.budget.over.total()
 
     def predicted_ns(self, more_bytes: int) -> int | None:
-        """The mean time of the steps that plans serve, with so many more bytes resident. None if that does not fit."""
+        """Predicts the mean time of the steps that plans serve, with this many more bytes resident. None if they do not
+        fit the budget."""
         return self._plans.predicted_ns(more_bytes)
 
     def fits_with(self, more_bytes: int) -> bool:
@@ -220,7 +223,7 @@ class StepWatch:
         self._plans.leave_room_for(unrecorded_bytes)
 
     def record_anew(self, more_bytes: int) -> None:
-        """Other training state is on the device from now on: see PlanBook."""
+        """Records steps again, because other training state is on the device from now on: see PlanBook."""
         self._plans.record_anew(more_bytes)
 
     @property
@@ -229,12 +232,12 @@ class StepWatch:
 
     @property
     def are_graphs_gone(self) -> bool:
-        """True if no graph has what was saved."""
+        """True if no graph holds a save of the running step."""
         return self._ends.living == 0
 
     def begin_anew(self) -> None:
-        """More training state leaves from now on. The running step is none of the steps that are planned, and plans are
-        no longer stored: a plan folder has those of steps from which only the state leaves."""
+        """Begins again, because more training state leaves from now on. The running step is not planned. Plans are no
+        longer stored: those in a plan folder are for steps from which only the optimizer's state leaves."""
         self._step.abandon_recorder()
         self._plans.forget_made()
         self._plans.store_no_more()
@@ -252,27 +255,28 @@ class StepWatch:
 
     @property
     def recording(self) -> Recording | None:
-        """The step that the latest plan was made from: a later one may know fewer recipes. Without a plan the last
-        recorded step; then it may block until the device has passed its end."""
+        """The recording that the latest plan was made from, since a later one may know fewer recipes. Without a plan it
+        is the last recorded step; reading that may block until the device has completed the step."""
         return self._plans.latest_recording or self._measured.recording
 
     @property
     def timeline(self) -> Timeline | None:
-        """That of the last measured step. May block until the device has passed the step's end."""
+        """The timeline of the last measured step. Reading it may block until the device has completed the step."""
         return self._measured.timeline
 
     # The plan folder.
 
     def store_plans(self) -> None:
-        """Writes the plans that were made since they were written."""
+        """Writes the plans that were made since the last call."""
         self._plans.store()
 
     def stop_searching(self) -> None:
-        """The session is left: cancels the search for better plans, until the next step."""
+        """Called when the session is left. Cancels the search for better plans, until the next step."""
         self._plans.stop_searching()
 
     def forget_stored_plans(self) -> None:
-        """A recompute gave a wrong value: the next run is not to follow the plans of this one."""
+        """Called when a recompute gave a wrong value. Removes the stored plans, so that the next run does not follow
+        them."""
         self._plans.forget_stored()
 
     # Steps.
@@ -306,15 +310,16 @@ class StepWatch:
         self._on_step_end()
 
     def passes_through(self, transport: Transport) -> None:
-        """A save on the device of `transport` stays as it is. A step that has no others is no step of a plan, but its
-        memory counts."""
+        """Notes a save that stays as it is, on the device of `transport`. A step with such saves alone follows no plan,
+        but its memory counts."""
         if self.transport is None:
             self._open(transport)
         self._has_passed_through = True
 
     @property
     def notes_what_passes_through(self) -> bool:
-        """True until that was noted in this step, if anybody asks."""
+        """True if the first save that passes through has not been noted in this step, and a budget has to be
+        checked."""
         return not self._has_passed_through and self.options.planner is not None
 
     def _end_step_without_saves(self) -> None:
@@ -333,7 +338,8 @@ class StepWatch:
             self.budget.micro_batch_ended(peak_bytes, budget_bytes, Over.PASSED_THROUGH)
 
     def before_save(self) -> None:
-        """Ends the step that is over before this save, or its micro-batch: each is planned by itself."""
+        """Ends the running step, or its micro-batch, if it is over before this save. Each micro-batch is planned by
+        itself."""
         if self.settling.followed is not None:
             self.settling.leave()
         are_gone = self._step.uses > 0 and self._graphs_are_gone
@@ -369,7 +375,7 @@ class StepWatch:
             self.gauges.pause()
 
     def resumed(self) -> None:
-        """The session is entered, or an inner one was left. A step begins here unless it has begun before."""
+        """Called when the session is entered, or an inner one is left. Begins a step unless one is running."""
         self.settling.continue_in_python()
         if self.gauges is not None:
             self.gauges.resume()
@@ -377,7 +383,7 @@ class StepWatch:
                 self._begin_observers(is_settled=self.settling.is_expected)
 
     def _begin_observers(self, *, is_settled: bool) -> None:
-        """Mark the beginning of the next step, and make its meter and recorder. A step that is expected to be settled
+        """Marks the beginning of the next step, and makes its meter and recorder. A step that is expected to be settled
         has neither."""
         if self.gauges is None or self.transport is None:
             return
@@ -421,7 +427,8 @@ class StepWatch:
         return _UNWATCHED if self._is_in_hook or transport is not self.transport else self
 
     def __enter__(self) -> None:
-        """A hook begins. A context manager of contextlib's takes several times as long."""
+        """Begins a hook. This class is its own context manager, because one of contextlib's takes several times as
+        long."""
         if self.settling.followed is not None:
             self.settling.continue_in_python()
         self._is_in_hook = True
@@ -434,7 +441,7 @@ class StepWatch:
             raise
 
     def __exit__(self, interruption: type[BaseException] | None, *_: object) -> None:
-        """A hook ends. `interruption`: the class of the exception that interrupted it."""
+        """Ends a hook. `interruption`: the class of the exception that interrupted it."""
         try:
             step = self._step
             if interruption is None and (step.executor is not None or step.guard is not None):
@@ -448,7 +455,7 @@ class StepWatch:
                 self._is_in_hook = False
 
     def _open(self, transport: Transport) -> None:
-        """The first hook that knows its device."""
+        """Called in the first hook that knows its device."""
         self.transport = transport
         if self.options.gauges_for is not None:
             self.gauges = self.options.gauges_for(transport)
@@ -472,8 +479,8 @@ class StepWatch:
         return self._step.keys.first is None
 
     def begins_settled(self, tensor: torch.Tensor, node: Node | None, counters: Counters) -> bool:
-        """Called in a hook, before the first save of a step is managed, if no earlier step had it. The plan is chosen.
-        True if the gate serves the step from this save on."""
+        """Called at the first save of a step, before it is managed, unless the storage belongs to an earlier step.
+        Chooses the plan. Returns True if the gate serves the step from this save on."""
         return self._is_in_hook and self._begin(tensor, node, counters, may_settle=True)
 
     def _begin(self, tensor: torch.Tensor, node: Node | None, counters: Counters, *, may_settle: bool) -> bool:
@@ -519,8 +526,9 @@ class StepWatch:
         return self._step.guard is not None and self._step.executor is None
 
     def passed_weight(self, weight: torch.Tensor) -> int:
-        """In such a step, a save that is a parameter: a matrix product may multiply its next save by it, or its last
-        one. Returns the bytes that a product with the last one needs beyond what is left free for any operation."""
+        """Notes, in a step that has a budget and no plan, a save that is a parameter: a matrix product may multiply the
+        next save or the last one by it. Returns the bytes that a product with the last save needs beyond what is left
+        free for any operation."""
         step, shape = self._step, weight.shape
         guard, operand, number = step.guard, step.operand, _sequence_nr()
         step.weight = (number, shape) if len(shape) == 2 else None
@@ -530,7 +538,8 @@ class StepWatch:
         return nbytes if guard.leaves_less(nbytes) else 0
 
     def make_room_for_product(self, nbytes: int) -> None:
-        """The same in a hook that is no point, between the two saves of an operation that has not begun."""
+        """Makes room for a matrix product between the two saves of an operation that has not begun, in a hook that is
+        not a point."""
         if self._is_in_hook or self.transport is None:
             return
         with self.hook(self.transport):
@@ -539,8 +548,8 @@ class StepWatch:
             self._leave_room_now(nbytes)
 
     def _expect_product(self, step: WatchedStep, operand: torch.Tensor) -> None:
-        """Makes room for the result of a matrix product, if one has saved its weight and now saves `operand`. Its
-        result may be far larger than all that was saved: the logits of a large vocabulary."""
+        """Makes room for the result of a matrix product that has saved its weight and now saves `operand`. The result
+        may be far larger than all saves, such as the logits of a large vocabulary."""
         weight, step.weight, step.operand = step.weight, None, None
         if operand.dim() != 2:
             return
@@ -549,7 +558,7 @@ class StepWatch:
             self._leave_room_now(_PRODUCTS * int(size[0]) * int(weight[1][1]) * operand.itemsize)
 
     def _leave_room_now(self, nbytes: int) -> None:
-        """Leaves room for so much besides what the step keeps, from this hook on."""
+        """Leaves room for this many bytes besides the storages that the step keeps, from this hook on."""
         planner, gauges, guard, budget_bytes = self.options.planner, self.gauges, self._step.guard, None
         if planner is not None and self.transport is not None:
             budget_bytes = planner.fixed_bytes(self.transport.device.info.total_bytes)
@@ -565,8 +574,8 @@ class StepWatch:
 
     @property
     def looks_for_recomputes(self) -> bool:
-        """True in steps that are recorded, and have no plan that moves anything. Without a planner also in those ahead
-        of the recorded one: what could not be tried there is tried again in it."""
+        """True in recorded steps without a plan that moves anything. Without a planner also in the steps ahead of the
+        recorded one: a recipe that could not be tried there is tried again in the recorded step."""
         executor = self._step.executor
         if not self._is_in_hook or self.gauges is None:
             return False
@@ -592,18 +601,19 @@ class StepWatch:
         return True
 
     def _number_of(self, save: ManagedStorage | PackedView | KeptSave) -> int | None:
-        """The number of its lifetime in this step."""
+        """The number that the storage's lifetime has in this step."""
         now = save.tensor if isinstance(save, KeptSave) and isinstance(save.tensor, PackedView) else save
         if isinstance(now, KeptSave):
             return self.settling.number_of(now)
         return self._step.number_of(now.managed if isinstance(now, PackedView) else now)
 
     def has_room_for_trial(self, transport: Transport, nbytes: int) -> bool:
-        """True if a trial may take so many bytes now, besides what is allocated. Without data it takes other memory."""
+        """True if the budget has room now for a trial that takes this many bytes. Always True without data, since a
+        trial then takes no memory of the device."""
         return transport.fake or self.fits(transport, nbytes)
 
     def fits(self, transport: Transport, nbytes: int) -> bool:
-        """True if the budget has room for so many bytes besides what is allocated now."""
+        """True if the budget has room for this many bytes besides the bytes that are allocated now."""
         planner, gauges = self.options.planner, self.gauges
         budget_bytes = None if planner is None else planner.fixed_bytes(transport.device.info.total_bytes)
         if budget_bytes is None or gauges is None:
@@ -611,8 +621,8 @@ class StepWatch:
         return self._allocated_bytes(gauges) + nbytes <= budget_bytes
 
     def make_room_for_trial(self, transport: Transport, nbytes: int) -> bool:
-        """Moves something that the step keeps, or waits for what leaves, if a trial would take more than there is.
-        False if there is no room all the same."""
+        """Offloads storages that the step keeps, or waits for copies to the host, if a trial would exceed the budget.
+        Returns False if there is still no room."""
         planner, gauges, step = self.options.planner, self.gauges, self._step
         budget_bytes = None if planner is None else planner.fixed_bytes(transport.device.info.total_bytes)
         if budget_bytes is None and step.executor is not None:
@@ -625,7 +635,7 @@ class StepWatch:
 
     @property
     def follows_stored_plan(self) -> bool:
-        """True in a step that follows a plan of an earlier run, which has tried its recipes."""
+        """True in a step that follows a plan of an earlier run. That run has tried its recipes."""
         return self._plans.follows_stored
 
     def _allocated_bytes(self, gauges: Gauges) -> int:
@@ -640,11 +650,12 @@ class StepWatch:
         return self._step.saved_encoded(managed, key) if self._is_in_hook else None
 
     def recomputing(self, transport: Transport) -> AbstractContextManager[None]:
-        """A context around the recompute of a discarded storage: it computes, and its operands have hooks."""
+        """A context around the recompute of a discarded storage, whose operands are unpacked by hooks. Its time counts
+        as compute."""
         return self._step.recomputing(self.gauges, transport)
 
     def _choose_executor(self, step: WatchedStep) -> int:
-        """Returns the bytes that are allocated now."""
+        """Chooses the plan of a step. Returns the bytes that are allocated now."""
         script = self.settling.script_for(step.keys)
         counted = None if script is None else script.allocated_bytes(self._resident_bytes)
         if counted is None:
@@ -700,7 +711,7 @@ class StepWatch:
         return now_bytes
 
     def _require_foreseen_fit(self, step: WatchedStep, movable_bytes: int, other_bytes: int) -> None:
-        """Called when all that may leave now has left."""
+        """Called when all training state that may leave has left. Raises if the step still would not fit."""
         try:
             self._plans.require_foreseen_fit(step.keys, self._resident_bytes - movable_bytes, other_bytes)
         except VdnnError as error:
@@ -708,14 +719,15 @@ class StepWatch:
                 raise
 
     def _guard_the_rest(self, step: WatchedStep) -> None:
-        """The step has outgrown its plan: the guard may evict what the plan keeps, and what is saved from here on."""
+        """Called when the step has outgrown its plan. The guard may evict the storages that the plan keeps, and later
+        saves."""
         step.guard = self._guards.guard(self.transport, None, self._resident_bytes, 0)
         if step.guard is not None and self.transport is not None:
             step.guard.take_over(step.kept())
             self.transport.set_windows(open_wide=False)
 
     def used_kept(self, save: KeptSave) -> None:
-        """A save that the native gate kept is used outside of the gate."""
+        """Counts a use, outside of the gate, of a save that the gate kept."""
         if not self.settling.use_in_python(save):
             self._used_earlier_save()
 
@@ -738,7 +750,7 @@ class StepWatch:
 class UnwatchedSteps:
     """The steps of one session. A step ends at session.step() or at an optimizer's step.
 
-    With `recomputes`, every storage is recomputed that can be; the policy decides about the others.
+    With `recomputes`, every storage that can be recomputed is; the policy decides about the others.
     """
 
     is_watching = is_planning = are_plans_settled = stores_plans = are_graphs_gone = False
