@@ -82,10 +82,11 @@ class DeviceSteps:
             self.step_one(sliced, part, self._ahead.popleft())
 
     def _has_room_for(self, part: Slice, beside: Slice | None = None) -> bool:
-        """True if the budget has room to fetch a slice while one is stepped, which may take as much again as it has:
-        that one itself, or the one before. What has left makes room first."""
+        """True if the budget has room to fetch a slice while one is stepped: that one itself, or the one before. A step
+        may take twice the memory of the parameters besides. What has left makes room first."""
         copies = self._copies_for(part.device)
-        needed_bytes = part.nbytes + (part if beside is None else beside).nbytes
+        stepped = part if beside is None else beside
+        needed_bytes = part.nbytes + 2 * sum(one.nbytes for one in stepped.all_parameters())
         if copies is None or copies.transport.fits(needed_bytes):
             return True
         self._release_what_left()
