@@ -586,6 +586,8 @@ class RecomputedStep(_Native):
     @property
     def least_bytes(self) -> int:
         """The peak when everything is offloaded that can be."""
+    def shortest_ns(self, link: LinkModel, budget_bytes: int) -> int:
+        """No plan that meets the budget has a shorter step."""
     @property
     def compute_ns(self) -> list[int]: ...
     @property

@@ -286,6 +286,7 @@ void bind_planning(py::module_& module) {
       .def_property_readonly("step_ns", &StepModel::Shape::kept_ns)
       .def_property_readonly("peak_bytes", &StepModel::Shape::most_bytes)
       .def_property_readonly("least_bytes", &StepModel::Shape::least_bytes)
+      .def("shortest_ns", &StepModel::Shape::shortest_ns, arg("link"), arg("budget_bytes"))
       .def_property_readonly("compute_ns", [](const StepModel::Shape& step) { return step.compute_ns; })
       .def_property_readonly("gaps", &gaps_of)
       .def(

@@ -2,6 +2,7 @@
 #include "planning/plan_search.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -9,6 +10,12 @@
 #include "planning/move_search.h"
 
 namespace vdnn {
+
+namespace {
+
+constexpr std::int64_t any_ns = std::numeric_limits<std::int64_t>::max();
+
+}  // namespace
 
 PlanSearch::PlanSearch(Request request) : request_(std::move(request)) {
   if (request_.step == nullptr) throw InvalidArgument("step", "a recorded step", "none");
@@ -31,9 +38,15 @@ BeforeEvaluation PlanSearch::counted(const BeforeEvaluation& before_evaluation) 
 
 std::optional<Moves> PlanSearch::moves(const std::vector<std::int32_t>& chosen,
                                        const BeforeEvaluation& before_evaluation) const {
+  return moves_up_to(any_ns, chosen, before_evaluation);
+}
+
+std::optional<Moves> PlanSearch::moves_up_to(std::int64_t most_ns, const std::vector<std::int32_t>& chosen,
+                                             const BeforeEvaluation& before_evaluation) const {
   StepModel::Shape shape = request_.step->with_recomputes(chosen);
   if (shape.most_bytes() <= request_.budget_bytes) return Moves{shape.kept_ns(), {}};
   if (shape.least_bytes() > request_.budget_bytes) return std::nullopt;
+  if (shape.shortest_ns(request_.link, request_.budget_bytes) > most_ns) return std::nullopt;
   shape.copy_issue_ns = request_.copy_issue_ns;
   const StepModel model(std::move(shape), request_.link);
   return find_moves(model, request_.budget_bytes, request_.effort.moves, counted(before_evaluation));
@@ -41,16 +54,25 @@ std::optional<Moves> PlanSearch::moves(const std::vector<std::int32_t>& chosen,
 
 std::vector<FoundPlan> PlanSearch::all(const BeforeEvaluation& before_evaluation) const {
   std::vector<FoundPlan> plans;
+  std::int64_t shortest_ns = any_ns;
   const auto add = [&](const std::vector<std::int32_t>& chosen) {
-    std::optional<Moves> found = moves(chosen, before_evaluation);
-    if (found.has_value()) plans.push_back({found->step_ns, chosen, std::move(found->absences)});
+    std::optional<Moves> found = moves_up_to(shortest_ns, chosen, before_evaluation);
+    if (!found.has_value()) return;
+    shortest_ns = std::min(shortest_ns, found->step_ns);
+    plans.push_back({found->step_ns, chosen, std::move(found->absences)});
   };
-  add({});
-  if (plans.empty() || plans.front().absences.empty() || request_.candidates.empty()) return plans;
-  if (plans.front().step_ns <= request_.step->with_recomputes({}).kept_ns()) return plans;
-  for (const std::vector<std::int32_t>& chosen : recomputes(before_evaluation)) add(chosen);
-  std::stable_sort(plans.begin(), plans.end(),
-                   [](const FoundPlan& one, const FoundPlan& other) { return one.step_ns < other.step_ns; });
+  const StepModel::Shape kept = request_.step->with_recomputes({});
+  const std::int64_t kept_ns = kept.kept_ns();
+  const bool may_be_kept = kept.shortest_ns(request_.link, request_.budget_bytes) <= kept_ns;
+  if (may_be_kept || request_.candidates.empty()) add({});
+  if (shortest_ns <= kept_ns || request_.candidates.empty()) return plans;
+  for (const std::vector<std::int32_t>& chosen : recomputes(before_evaluation)) {
+    if (!chosen.empty()) add(chosen);
+  }
+  if (!may_be_kept) add({});
+  std::stable_sort(plans.begin(), plans.end(), [](const FoundPlan& one, const FoundPlan& other) {
+    return std::make_pair(one.step_ns, !one.chosen.empty()) < std::make_pair(other.step_ns, !other.chosen.empty());
+  });
   return plans;
 }
 

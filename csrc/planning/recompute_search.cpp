@@ -40,6 +40,13 @@ struct Trial {
   bool is_bound_by_host = false;
 };
 
+// No plan of the choice has a step shorter than `shortest_ns`. It has no trial if it does not fit, or while it need not
+// be tried because another choice is at least as short.
+struct Tried {
+  std::int64_t shortest_ns;
+  std::optional<Trial> trial;
+};
+
 Chosen sorted(Chosen lifetimes) {
   std::sort(lifetimes.begin(), lifetimes.end());
   return lifetimes;
@@ -115,8 +122,8 @@ class RecomputeSearch {
 
   [[nodiscard]] std::vector<Chosen> finalists(std::size_t most) const {
     std::vector<const Trial*> found;
-    for (const std::optional<Trial>& trial : trials_) {
-      if (trial.has_value()) found.push_back(&*trial);
+    for (const Tried& tried : trials_) {
+      if (tried.trial.has_value()) found.push_back(&*tried.trial);
     }
     std::stable_sort(found.begin(), found.end(), [](const Trial* one, const Trial* other) {
       return std::forward_as_tuple(one->step_ns, one->chosen.size(), one->chosen) <
@@ -153,9 +160,11 @@ class RecomputeSearch {
   // Tries the first n of the order: multiples of 1/8 of them, and then numbers ever closer to the best n.
   void try_counts(const std::vector<std::int32_t>& order) {
     std::map<std::size_t, std::int64_t> steps;
+    std::int64_t best_ns = unreachable_ns;
     const auto attempt = [&](std::size_t count) {
-      const Trial* trial = try_choice(sorted(first_of(order, count)));
+      const Trial* trial = try_choice(sorted(first_of(order, count)), best_ns);
       steps[count] = trial == nullptr ? unreachable_ns : trial->step_ns;
+      best_ns = std::min(best_ns, steps[count]);
     };
     for (std::size_t share = shares + 1; share-- > 0;) attempt((order.size() * share + shares - 1) / shares);
     while (left_ > 0) {
@@ -190,7 +199,7 @@ class RecomputeSearch {
     while (left_ > 0) {
       std::vector<Trial> better;
       for (const Chosen& neighbour : neighbours(best, width)) {
-        const Trial* trial = try_choice(toggled(best.chosen, neighbour));
+        const Trial* trial = try_choice(toggled(best.chosen, neighbour), best.step_ns);
         if (trial != nullptr && trial->step_ns < best.step_ns) better.push_back(*trial);
       }
       if (better.size() > 1) {
@@ -201,7 +210,7 @@ class RecomputeSearch {
           std::set_union(together.begin(), together.end(), changed.begin(), changed.end(), std::back_inserter(both));
           together = std::move(both);
         }
-        const Trial* trial = try_choice(toggled(best.chosen, together));
+        const Trial* trial = try_choice(toggled(best.chosen, together), best.step_ns);
         if (trial != nullptr) better.push_back(*trial);
       }
       if (!better.empty()) {
@@ -250,32 +259,41 @@ class RecomputeSearch {
 
   [[nodiscard]] std::optional<Trial> shortest() const {
     const Trial* best = nullptr;
-    for (const std::optional<Trial>& trial : trials_) {
+    for (const auto& [_, trial] : trials_) {
       if (trial.has_value() && (best == nullptr || trial->step_ns < best->step_ns)) best = &*trial;
     }
     return best == nullptr ? std::nullopt : std::optional(*best);
   }
 
-  // The trial of a choice: an earlier one, or a new one while there are trials left. nullptr if it does not fit. The
-  // pointer is valid until the next call.
-  const Trial* try_choice(const Chosen& chosen) {
-    auto known = numbers_.find(chosen);
+  // The trial of a choice: an earlier one, or a new one while there are trials left. nullptr if it does not fit, or if
+  // no plan of it is shorter than `below_ns`. The pointer is valid until the next call.
+  const Trial* try_choice(const Chosen& chosen, std::int64_t below_ns = unreachable_ns) {
+    const auto known = numbers_.find(chosen);
+    std::size_t number = trials_.size();
     if (known == numbers_.end()) {
       if (left_ <= 0) return nullptr;
-      known = numbers_.emplace(chosen, trials_.size()).first;
-      trials_.push_back(make_trial(chosen));
-      left_ -= trials_.back().has_value() ? 1 : infeasible_share;
+      numbers_.emplace(chosen, number);
+      StepModel::Shape shape = request_.step.with_recomputes(chosen);
+      const bool fits = shape.least_bytes() <= request_.budget_bytes;
+      trials_.push_back({fits ? shape.shortest_ns(request_.link, request_.budget_bytes) : unreachable_ns, std::nullopt});
+      left_ -= fits ? 1 : infeasible_share;
+      if (trials_.back().shortest_ns < below_ns) trials_.back().trial = make_trial(chosen, std::move(shape));
+    } else {
+      number = known->second;
+      Tried& tried = trials_[number];
+      if (!tried.trial.has_value() && tried.shortest_ns < below_ns) {
+        tried.trial = make_trial(chosen, request_.step.with_recomputes(chosen));
+      }
     }
-    const std::optional<Trial>& trial = trials_[known->second];
+    const std::optional<Trial>& trial = trials_[number].trial;
     return trial.has_value() ? &*trial : nullptr;
   }
 
-  [[nodiscard]] std::optional<Trial> make_trial(const Chosen& chosen) const {
+  // nullopt if the search finds no moves that fit.
+  [[nodiscard]] std::optional<Trial> make_trial(const Chosen& chosen, StepModel::Shape shape) const {
     if (before_) before_();
-    StepModel::Shape shape = request_.step.with_recomputes(chosen);
     const std::int64_t kept_ns = shape.kept_ns();
     if (shape.most_bytes() <= request_.budget_bytes) return Trial{kept_ns, chosen};
-    if (shape.least_bytes() > request_.budget_bytes) return std::nullopt;
     shape.copy_issue_ns = request_.copy_issue_ns;
     const StepModel model(std::move(shape), request_.link);
     const auto found = LocalSearch(model, request_.budget_bytes, kept_ns, moves_, before_).run(first_choices(model));
@@ -310,8 +328,8 @@ class RecomputeSearch {
   const BeforeEvaluation& before_;
   std::vector<char> is_candidate_;
   double left_ = 0;                           // trials
-  std::vector<std::optional<Trial>> trials_;  // in the order in which they were tried; nullopt: did not fit
-  std::map<Chosen, std::size_t> numbers_;     // of the trial of a choice
+  std::vector<Tried> trials_;              // in the order in which they were tried
+  std::map<Chosen, std::size_t> numbers_;  // of the trial of a choice
 };
 
 }  // namespace

@@ -89,6 +89,9 @@ class StepModel {
     [[nodiscard]] std::int64_t kept_ns() const;
     [[nodiscard]] std::int64_t most_bytes() const;   // the peak when nothing is offloaded
     [[nodiscard]] std::int64_t least_bytes() const;  // the peak when everything is offloaded that can be
+    // No plan that meets the budget has a shorter step: the bytes of an interval that are over the budget have been
+    // copied to the host before it, and those that are used later are copied back behind it.
+    [[nodiscard]] std::int64_t shortest_ns(const LinkModel& link, std::int64_t budget_bytes) const;
   };
 
   // Throws InvalidArgument if indices or sizes are inconsistent.

@@ -75,6 +75,39 @@ std::int64_t StepModel::Shape::least_bytes() const {
   return least;
 }
 
+std::int64_t StepModel::Shape::shortest_ns(const LinkModel& link, std::int64_t budget_bytes) const {
+  std::int64_t shortest = kept_ns();
+  std::vector<std::int64_t> unused(peak_bytes.size() + 1, 0);  // may be absent, and is not used again: change in bytes
+  std::int32_t first_copy = 0;
+  for (const StepGap& gap : gaps) {
+    first_copy = &gap == gaps.data() ? storages[gap.storage].copy_point
+                                     : std::min(first_copy, storages[gap.storage].copy_point);
+    if (gap.use >= 0) continue;
+    unused[gap.first] += storages[gap.storage].bytes;
+    unused[gap.last + 1] -= storages[gap.storage].bytes;
+  }
+  const auto copied_ns = [](std::int64_t bytes, double bytes_per_s) {  // rounded down: a copy takes no less
+    return static_cast<std::int64_t>(static_cast<double>(std::max<std::int64_t>(bytes, 0)) / bytes_per_s * 1e9);
+  };
+  const std::int64_t computed = std::accumulate(compute_ns.begin(), compute_ns.end(), std::int64_t{0});
+  const std::int64_t begin =
+      std::accumulate(compute_ns.begin(), compute_ns.begin() + first_copy + 1, std::int64_t{0});  // of the first copy
+  std::int64_t before = 0;  // computed before the interval
+  std::int64_t left = 0;    // bytes that are not used again
+  for (std::size_t interval = 0; interval < peak_bytes.size(); ++interval) {
+    left += unused[interval];
+    const std::int64_t over = peak_bytes[interval] - budget_bytes;
+    if (over > 0) {
+      const std::int64_t behind = computed - before - compute_ns[interval];
+      const std::int64_t reached =
+          std::max(before, begin + copied_ns(over, link.to_host_bytes_per_s)) + compute_ns[interval];
+      shortest = std::max(shortest, reached + std::max(behind, copied_ns(over - left, link.to_device_bytes_per_s)));
+    }
+    before += compute_ns[interval];
+  }
+  return shortest;
+}
+
 StepModel::StepModel(Shape shape, const LinkModel& link) : shape_(std::move(shape)), link_(link) {
   const std::size_t points = shape_.kinds.size();
   require(points > 0, "kinds", "at least one point");

@@ -4,7 +4,8 @@ Candidates are ordered by their cost per byte, as far as the budget can be met w
 of them, from none to all, and then numbers closer and closer to the best one. From there it adds candidates whose
 copies the step waits for and removes the most expensive ones: several at a time, then single ones and pairs, as long as
 that helps; then the same from disturbed choices. A trial is the step with its recomputes and a short search for the
-moves that it needs besides. If a choice is known that is good for nearly the same step, it is tried first.
+moves that it needs besides. If a choice is known that is good for nearly the same step, it is tried first. A choice
+whose plans are all certain to be no shorter than the best one is not tried.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class RecomputeChoice:
         trials = round(effort.trials * _EFFORT / len(request.recording.points))
         self._left: float = max(_LEAST_TRIALS, min(effort.most_trials, trials))
         self._moves = effort.moves_a_trial
-        self._tried: dict[frozenset[int], RecomputeTrial | None] = {}
+        self._shortest_ns: dict[frozenset[int], float] = {}  # no plan of a choice is shorter; infinite: it does not fit
+        self._tried: dict[frozenset[int], RecomputeTrial] = {}
         self._candidates = candidates_of(request.recording)
         lifetimes = request.recording.lifetimes
         self._recomputes = {one: recompute for one in self._candidates if (recompute := lifetimes[one].recompute)}
@@ -82,8 +84,7 @@ class RecomputeChoice:
             self._try_counts(self._fitting(order))
         self._improve()
         self._disturb()
-        found = [trial for trial in self._tried.values() if trial is not None]
-        found.sort(key=lambda trial: (trial.step_ns, len(trial.chosen), sorted(trial.chosen)))
+        found = sorted(self._tried.values(), key=lambda trial: (trial.step_ns, len(trial.chosen), sorted(trial.chosen)))
         return found[:most]
 
     def _fitting(self, order: Sequence[int]) -> list[int]:
@@ -104,7 +105,7 @@ class RecomputeChoice:
         steps: dict[int, float] = {}
 
         def attempt(count: int) -> None:
-            trial = self._try(frozenset(order[:count]))
+            trial = self._try(frozenset(order[:count]), min(steps.values(), default=math.inf))
             steps[count] = math.inf if trial is None else trial.step_ns
 
         for share in range(_SHARES, -1, -1):
@@ -132,23 +133,23 @@ class RecomputeChoice:
             best = self._shortest()
             if best is None:
                 break
-            before = len(self._tried)
+            before = len(self._shortest_ns)
             count = min(len(self._candidates), draw.randint(2, _MOST_DISTURBED))
             disturbed = self._try(best.chosen ^ frozenset(draw.sample(self._candidates, count)))
             if disturbed is not None:
                 self._descend(disturbed, 1)
-            stale = stale + 1 if len(self._tried) == before else 0
+            stale = stale + 1 if len(self._shortest_ns) == before else 0
 
     def _descend(self, best: RecomputeTrial, width: int) -> None:
         while self._left > 0:
             better: list[RecomputeTrial] = []
             for toggled in self._neighbours(best, width):
-                trial = self._try(best.chosen ^ toggled)
+                trial = self._try(best.chosen ^ toggled, best.step_ns)
                 if trial is not None and trial.step_ns < best.step_ns:
                     better.append(trial)
             if len(better) > 1:
                 together = frozenset().union(*(trial.chosen ^ best.chosen for trial in better))
-                trial = self._try(best.chosen ^ together)
+                trial = self._try(best.chosen ^ together, best.step_ns)
                 if trial is not None:
                     better.append(trial)
             if better:
@@ -174,21 +175,27 @@ class RecomputeChoice:
             yield frozenset(pair)
 
     def _shortest(self) -> RecomputeTrial | None:
-        found = [trial for trial in self._tried.values() if trial is not None]
+        found = (self._tried[chosen] for chosen in self._shortest_ns if chosen in self._tried)
         return min(found, key=lambda trial: trial.step_ns, default=None)
 
-    def _try(self, chosen: frozenset[int]) -> RecomputeTrial | None:
-        if chosen not in self._tried and self._left > 0:
-            trial = self._tried[chosen] = self._trial(chosen)
-            self._left -= _INFEASIBLE_SHARE if trial is None else 1
+    def _try(self, chosen: frozenset[int], below_ns: float = math.inf) -> RecomputeTrial | None:
+        """None if it does not fit, or if no plan of it is shorter than `below_ns`."""
+        if chosen not in self._shortest_ns and self._left > 0:
+            recomputed = self._step.with_recomputes(sorted(chosen))
+            fits = recomputed.least_bytes <= self._budget_bytes
+            self._left -= 1 if fits else _INFEASIBLE_SHARE
+            shortest_ns = recomputed.shortest_ns(self._link, self._budget_bytes) if fits else math.inf
+            self._shortest_ns[chosen] = shortest_ns
+        if chosen not in self._tried and self._shortest_ns.get(chosen, math.inf) < below_ns:
+            trial = self._trial(chosen)
+            if trial is not None:
+                self._tried[chosen] = trial
         return self._tried.get(chosen)
 
     def _trial(self, chosen: frozenset[int]) -> RecomputeTrial | None:
         recomputed = self._step.with_recomputes(sorted(chosen))
         if recomputed.peak_bytes <= self._budget_bytes:
             return RecomputeTrial(recomputed.step_ns, chosen)
-        if recomputed.least_bytes > self._budget_bytes:
-            return None
         gaps = gaps_of_recomputed(recomputed)
         model = recomputed.model(self._link, self._request.costs.issue_ns)
         search = Search(model, gaps, self._budget_bytes, recomputed.step_ns, self._moves)

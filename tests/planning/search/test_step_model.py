@@ -13,7 +13,14 @@ from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.gaps import gaps_of
 from vdnn.planning.least_memory import least_bytes
-from vdnn.planning.search.step_model import absences_by_gap, make_step_model, plan_of, tuples_of_plan
+from vdnn.planning.search.step_model import (
+    absences_by_gap,
+    make_link_model,
+    make_recorded_step,
+    make_step_model,
+    plan_of,
+    tuples_of_plan,
+)
 from vdnn.planning.simulate import simulate
 from vdnn.step.recording import Recording
 
@@ -58,8 +65,24 @@ def test_any_plan_takes_the_time_that_the_reference_says(
         if data.draw(strategies.booleans()):
             absences.append((place, release, -1 if gap.use is None or back >= gap.use else back))
     plan = plan_of(recording, gaps, absences, "any", None)
-    outcome = make_step_model(recording, gaps, costs).replay(absences)
+    model = make_step_model(recording, gaps, costs)
+    outcome = model.replay(absences)
     assert outcome.step_ns == simulate(recording, plan, costs).step_ns
+    step = make_recorded_step(recording).with_recomputes([])
+    assert step.shortest_ns(make_link_model(costs), model.peak_bytes(absences)) <= outcome.step_ns
+
+
+def test_a_step_takes_at_least_what_its_copies_take_around_the_peak() -> None:
+    """The peak is in the interval that the first use ends."""
+    recording = chain([400, 100, 100], compute_ns=50)
+    step = make_recorded_step(recording).with_recomputes([])
+    link = make_link_model(LinkCosts(2e9, 1e9, 3e9, 7))
+    peak = recording.peak_bytes
+    assert step.shortest_ns(link, peak) == recording.compute_ns == 7 * 50, "nothing moves"
+    # The first save, 300 bytes to the host at 2 bytes a nanosecond, the interval, and 300 bytes back.
+    assert step.shortest_ns(link, peak - 300) == 50 + 150 + 50 + 300
+    # Both saves before the interval, of which one hides a copy of 100 bytes, the interval, and 100 bytes back in time.
+    assert step.shortest_ns(link, peak - 100) == 3 * 50 + 50 + 3 * 50
 
 
 def test_nonsense_is_refused() -> None:
