@@ -86,9 +86,10 @@ std::optional<Found> LocalSearch::run(const std::vector<Choice>& starts) {
                    [](const Found& one, const Found& other) { return one.outcome.step_ns < other.outcome.step_ns; });
   if (found.size() > descents) found.erase(found.begin() + descents, found.end());
   for (Found& start : found) descend(std::move(start));
+  if (!best_.has_value() || is_over()) return best_;  // seeding a draw takes as long as two evaluations
   Draw draw(0);
   int stale = 0;
-  while (best_.has_value() && !is_over() && stale < most_stale) {
+  while (!is_over() && stale < most_stale) {
     const std::int64_t before = evaluated_;
     if (std::optional<Found> other = evaluate(disturbed(best_->choice, draw))) descend(std::move(*other));
     stale = evaluated_ == before ? stale + 1 : 0;

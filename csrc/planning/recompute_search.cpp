@@ -275,7 +275,8 @@ class RecomputeSearch {
       numbers_.emplace(chosen, number);
       StepModel::Shape shape = request_.step.with_recomputes(chosen);
       const bool fits = shape.least_bytes() <= request_.budget_bytes;
-      trials_.push_back({fits ? shape.shortest_ns(request_.link, request_.budget_bytes) : unreachable_ns, std::nullopt});
+      trials_.push_back(
+          {fits ? shape.shortest_ns(request_.link, request_.budget_bytes) : unreachable_ns, std::nullopt});
       left_ -= fits ? 1 : infeasible_share;
       if (trials_.back().shortest_ns < below_ns) trials_.back().trial = make_trial(chosen, std::move(shape));
     } else {
@@ -327,7 +328,7 @@ class RecomputeSearch {
   const std::int64_t moves_;  // evaluations of a trial
   const BeforeEvaluation& before_;
   std::vector<char> is_candidate_;
-  double left_ = 0;                           // trials
+  double left_ = 0;                        // trials
   std::vector<Tried> trials_;              // in the order in which they were tried
   std::map<Chosen, std::size_t> numbers_;  // of the trial of a choice
 };

@@ -21,21 +21,29 @@ struct Read {
   bool operator<(const Read& other) const { return std::make_pair(use, done) < std::make_pair(other.use, other.done); }
 };
 
+struct AddedRead {
+  Read one;
+  std::int32_t before;  // the added read of the same storage before this one, or -1
+};
+
 // Inserts the encodings and recomputes of the chosen lifetimes into the step. Every old point becomes some new points:
 // first_of_ has the first of them, and point_of_ the one that is the old point itself.
+//
+// A search asks most often for the smallest budget alone, which needs the peaks of the new points and none of the rest.
 class Rewriting {
  public:
-  Rewriting(const RecordedStep& step, std::vector<std::int32_t> chosen)
-      : points_(step.points()),
+  Rewriting(const RecordedStep& step, std::vector<std::int32_t> chosen, bool is_whole)
+      : is_whole_(is_whole),
+        points_(step.points()),
         lifetimes_(step.lifetimes()),
         chosen_(std::move(chosen)),
-        is_missing_(lifetimes_.size(), false),
-        is_chosen_(lifetimes_.size(), false),
+        is_missing_(lifetimes_.size(), 0),
+        is_chosen_(lifetimes_.size(), 0),
         recomputed_at_(lifetimes_.size(), -1),
         encoded_at_(lifetimes_.size(), -1),
         encoding_numbers_(lifetimes_.size(), -1),
         ends_(lifetimes_.size()),
-        added_reads_(lifetimes_.size()),
+        first_added_(lifetimes_.size(), -1),
         first_encoded_(points_.kinds.size(), -1),
         next_encoded_(lifetimes_.size(), -1) {
     for (std::size_t index = 0; index < lifetimes_.size(); ++index) ends_[index] = lifetimes_[index].storage.end_point;
@@ -45,13 +53,13 @@ class Rewriting {
                   lifetimes_[index].recompute.known_point >= 0,
               "chosen", "lifetimes that can be recomputed");
       const RecordedLifetime& lifetime = lifetimes_[index];
-      is_missing_[index] = is_chosen_[index] = true;
+      is_missing_[index] = is_chosen_[index] = 1;
       for (const std::int32_t source : lifetime.recompute.inputs) {
         ends_[source] = std::max(ends_[source], lifetime.storage.end_point);
       }
       if (lifetime.recompute.kept_bytes == 0) continue;
-      encoding_numbers_[index] = static_cast<std::int32_t>(added_reads_.size());
-      added_reads_.emplace_back();
+      encoding_numbers_[index] = static_cast<std::int32_t>(first_added_.size());
+      first_added_.push_back(-1);
     }
     for (auto index = chosen_.rbegin(); index != chosen_.rend(); ++index) {
       if (encoding_numbers_[*index] < 0) continue;
@@ -60,39 +68,49 @@ class Rewriting {
       first = *index;
     }
     const std::size_t most_points = points_.kinds.size() + 4 * chosen_.size();
+    shape_.peak_bytes.reserve(most_points);
+    first_of_.reserve(points_.kinds.size());
+    point_of_.reserve(points_.kinds.size());
+    if (!is_whole_) return;
     shape_.kinds.reserve(most_points);
     shape_.storages_of_points.reserve(most_points);
     shape_.compute_ns.reserve(most_points);
     shape_.issue_ns.reserve(most_points);
-    shape_.peak_bytes.reserve(most_points);
-    shape_.storages.reserve(added_reads_.size());
-    shape_.gaps.reserve(2 * added_reads_.size());
-    first_of_.reserve(points_.kinds.size());
-    point_of_.reserve(points_.kinds.size());
+    shape_.storages.reserve(first_added_.size());
+    shape_.gaps.reserve(2 * first_added_.size());
   }
 
   // Its gaps are in the order of the storages.
   StepModel::Shape run() {
     shape_.synchronizes = points_.synchronizes;
-    for (std::size_t index = 0; index < points_.kinds.size(); ++index) {
-      const std::int64_t allocated = points_.allocated_bytes[index];
-      compute_ns_ = points_.compute_ns[index];
-      issue_ns_ = points_.issue_ns[index];
-      peak_ = points_.peak_bytes[index];
-      first_of_.push_back(new_points());
-      for (std::int32_t one = first_encoded_[index]; one >= 0; one = next_encoded_[one]) encode(one, allocated);
-      const std::int32_t used = points_.lifetimes[index];
-      if (points_.kinds[index] == StepPoint::Use && used >= 0 && is_missing_[used])
-        recompute_with_inputs(used, allocated);
-      point_of_.push_back(new_points());
-      add_point(points_.kinds[index], used, allocated);
-    }
-    count_bytes();
-    for (std::size_t index = 0; index < lifetimes_.size(); ++index) add_lifetime(static_cast<std::int32_t>(index));
-    for (const std::int32_t index : chosen_) {
-      if (encoding_numbers_[index] >= 0) add_storage(encoding_of(index), added_reads_[encoding_numbers_[index]]);
-    }
+    add_points();
+    each_storage([this](const StepStorage& storage, const std::vector<Read>& reads) {
+      const auto index = static_cast<std::int32_t>(shape_.storages.size());
+      shape_.storages.push_back(storage);
+      each_gap(storage, reads, [&](std::int32_t use, std::int32_t first, std::int32_t last, std::int32_t release) {
+        shape_.gaps.push_back({index, use, first, last, release});
+      });
+    });
     return std::move(shape_);
+  }
+
+  std::int64_t least_bytes() {
+    add_points();
+    const std::size_t points = shape_.peak_bytes.size();
+    std::vector<std::int64_t> change(points + 1, 0);
+    each_storage([&](const StepStorage& storage, const std::vector<Read>& reads) {
+      each_gap(storage, reads, [&](std::int32_t, std::int32_t first, std::int32_t last, std::int32_t) {
+        change[first] += storage.bytes;
+        change[last + 1] -= storage.bytes;
+      });
+    });
+    std::int64_t absent = 0;
+    std::int64_t least = 0;
+    for (std::size_t interval = 0; interval < points; ++interval) {
+      absent += change[interval];
+      least = std::max(least, shape_.peak_bytes[interval] - absent);
+    }
+    return least;
   }
 
   // Sorts gaps by the order in which offloads are issued.
@@ -103,32 +121,50 @@ class Rewriting {
   }
 
  private:
-  [[nodiscard]] std::int32_t new_points() const { return static_cast<std::int32_t>(shape_.kinds.size()); }
+  void add_points() {
+    for (std::size_t index = 0; index < points_.kinds.size(); ++index) {
+      const std::int64_t allocated = points_.allocated_bytes[index];
+      compute_ns_ = points_.compute_ns[index];
+      issue_ns_ = points_.issue_ns[index];
+      peak_ = points_.peak_bytes[index];
+      first_of_.push_back(new_points());
+      for (std::int32_t one = first_encoded_[index]; one >= 0; one = next_encoded_[one]) encode(one, allocated);
+      const std::int32_t used = points_.lifetimes[index];
+      if (points_.kinds[index] == StepPoint::Use && used >= 0 && is_missing_[used] != 0)
+        recompute_with_inputs(used, allocated);
+      point_of_.push_back(new_points());
+      add_point(points_.kinds[index], used, allocated);
+    }
+    count_bytes();
+  }
+
+  [[nodiscard]] std::int32_t new_points() const { return static_cast<std::int32_t>(shape_.peak_bytes.size()); }
 
   void add_point(StepPoint kind, std::int32_t used, std::int64_t allocated) {
+    shape_.peak_bytes.push_back(peak_);
+    peak_ = allocated;
+    if (!is_whole_) return;
     shape_.kinds.push_back(kind);
     shape_.storages_of_points.push_back(used);
     shape_.compute_ns.push_back(compute_ns_);
     shape_.issue_ns.push_back(issue_ns_);
-    shape_.peak_bytes.push_back(peak_);
     compute_ns_ = issue_ns_ = 0;
-    peak_ = allocated;
   }
 
   // Recomputes its missing inputs first. Iterative, because a chain may be as long as the network is deep.
   void recompute_with_inputs(std::int32_t index, std::int64_t allocated) {
-    std::vector<std::pair<std::int32_t, bool>> waiting{{index, false}};
-    while (!waiting.empty()) {
-      const auto [one, is_ready] = waiting.back();
-      waiting.pop_back();
-      if (!is_missing_[one]) continue;
+    waiting_.assign({{index, false}});
+    while (!waiting_.empty()) {
+      const auto [one, is_ready] = waiting_.back();
+      waiting_.pop_back();
+      if (is_missing_[one] == 0) continue;
       if (is_ready) {
         recompute(one, allocated);
         continue;
       }
-      waiting.emplace_back(one, true);
+      waiting_.emplace_back(one, true);
       const std::vector<std::int32_t>& inputs = lifetimes_[one].recompute.inputs;
-      for (auto source = inputs.rbegin(); source != inputs.rend(); ++source) waiting.emplace_back(*source, false);
+      for (auto source = inputs.rbegin(); source != inputs.rend(); ++source) waiting_.emplace_back(*source, false);
     }
   }
 
@@ -149,21 +185,26 @@ class Rewriting {
 
   void recompute(std::int32_t index, std::int64_t allocated) {
     const RecordedLifetime& lifetime = lifetimes_[index];
-    const std::int32_t begin = new_points();
-    std::vector<std::int32_t> inputs = lifetime.recompute.inputs;
-    if (encoding_numbers_[index] >= 0) inputs.push_back(encoding_numbers_[index]);
-    for (const std::int32_t source : inputs) add_point(StepPoint::Use, source, allocated);
+    for (const std::int32_t source : lifetime.recompute.inputs) read_again(source, allocated);
+    if (encoding_numbers_[index] >= 0) read_again(encoding_numbers_[index], allocated);
     compute_ns_ += lifetime.recompute.compute_ns;
     issue_ns_ += lifetime.recompute.issue_ns;
     peak_ = std::max(peak_, allocated + lifetime.recompute.extra_bytes) - lifetime.storage.bytes;
     recomputed_at_[index] = new_points();
-    is_missing_[index] = false;
-    std::int32_t use = begin;
-    for (const std::int32_t source : inputs) added_reads_[source].push_back({use++, new_points()});
+    is_missing_[index] = 0;
+    for (auto read = added_.rbegin(); read != added_.rend() && read->one.done < 0; ++read)
+      read->one.done = new_points();
+  }
+
+  // A recompute reads a storage at a new point. It has done so at the point behind its last input.
+  void read_again(std::int32_t source, std::int64_t allocated) {
+    added_.push_back({{new_points(), -1}, first_added_[source]});
+    first_added_[source] = static_cast<std::int32_t>(added_.size()) - 1;
+    add_point(StepPoint::Use, source, allocated);
   }
 
   void count_bytes() {
-    std::vector<std::int64_t> change(shape_.kinds.size() + 1, 0);
+    std::vector<std::int64_t> change(shape_.peak_bytes.size() + 1, 0);
     for (const std::int32_t index : chosen_) {
       const RecordedLifetime& lifetime = lifetimes_[index];
       const std::int32_t known = lifetime.recompute.known_point;
@@ -197,38 +238,54 @@ class Rewriting {
     }
   }
 
-  void add_lifetime(std::int32_t index) {
-    const RecordedLifetime& old = lifetimes_[index];
-    const std::int32_t end = first_of_[ends_[index]];
-    const StepStorage storage{old.storage.bytes, point_of_[old.storage.copy_point],
-                              is_chosen_[index] ? end : first_of_[old.storage.free_point], end};
-    std::vector<Read>& reads = reads_;
-    reads.clear();
-    for (std::size_t use = 0; use < old.uses.size(); ++use) {
-      reads.push_back({point_of_[old.uses[use]], first_of_[old.read[use]]});
+  // Calls `visit` with each storage of the new step and its reads in order: the lifetimes, and then the encodings.
+  template <typename Visit>
+  void each_storage(const Visit& visit) {
+    for (std::size_t index = 0; index < lifetimes_.size(); ++index) {
+      const RecordedLifetime& old = lifetimes_[index];
+      const std::int32_t end = first_of_[ends_[index]];
+      const StepStorage storage{old.storage.bytes, point_of_[old.storage.copy_point],
+                                is_chosen_[index] != 0 ? end : first_of_[old.storage.free_point], end};
+      reads_.clear();
+      for (std::size_t use = 0; use < old.uses.size(); ++use) {
+        reads_.push_back({point_of_[old.uses[use]], first_of_[old.read[use]]});
+      }
+      take_added(static_cast<std::int32_t>(index));
+      visit(storage, reads_);
     }
-    reads.insert(reads.end(), added_reads_[index].begin(), added_reads_[index].end());
-    std::sort(reads.begin(), reads.end());
-    add_storage(storage, reads);
+    for (const std::int32_t index : chosen_) {
+      if (encoding_numbers_[index] < 0) continue;
+      reads_.clear();
+      take_added(encoding_numbers_[index]);
+      visit(encoding_of(index), reads_);
+    }
   }
 
-  void add_storage(const StepStorage& storage, const std::vector<Read>& reads) {
-    const auto index = static_cast<std::int32_t>(shape_.storages.size());
+  void take_added(std::int32_t storage) {
+    for (std::int32_t added = first_added_[storage]; added >= 0; added = added_[added].before) {
+      reads_.push_back(added_[added].one);
+    }
+    std::sort(reads_.begin(), reads_.end());
+  }
+
+  // Calls `visit` with the use, the first and the last interval and the release point of each gap of a storage.
+  template <typename Visit>
+  static void each_gap(const StepStorage& storage, const std::vector<Read>& reads, const Visit& visit) {
     const std::int32_t end = storage.end_point;
-    shape_.storages.push_back(storage);
     std::int32_t release = storage.copy_point;
     std::int32_t held = std::max(release, storage.free_point);
     for (const Read& one : reads) {
       if (one.use > release) {
         const std::int32_t last = std::min(one.use, end);
-        if (held < last) shape_.gaps.push_back({index, one.use, held + 1, last, release});
+        if (held < last) visit(one.use, held + 1, last, release);
         release = one.use;
       }
       held = std::max({held, one.use, one.done});
     }
-    if (held < end) shape_.gaps.push_back({index, -1, held + 1, end, release});
+    if (held < end) visit(-1, held + 1, end, release);
   }
 
+  const bool is_whole_;
   const RecordedStep::Points& points_;
   const std::vector<RecordedLifetime>& lifetimes_;
   std::vector<std::int32_t> chosen_;
@@ -238,14 +295,16 @@ class Rewriting {
   std::int64_t peak_ = 0;
   std::vector<std::int32_t> first_of_;
   std::vector<std::int32_t> point_of_;
-  std::vector<bool> is_missing_;  // chosen, and not recomputed yet
-  std::vector<bool> is_chosen_;
+  std::vector<char> is_missing_;  // chosen, and not recomputed yet
+  std::vector<char> is_chosen_;
   std::vector<std::int32_t> recomputed_at_;     // the interval in which it is recomputed, or -1
   std::vector<std::int32_t> encoded_at_;        // the new point at which its encoding is saved, or -1
   std::vector<std::int32_t> encoding_numbers_;  // the index of its encoding, after the lifetimes, or -1
   std::vector<std::int32_t> ends_;              // old points; an input stays until the graphs of its users end
-  std::vector<std::vector<Read>> added_reads_;
-  std::vector<Read> reads_;                  // of the lifetime that is added
+  std::vector<AddedRead> added_;                // by recomputes
+  std::vector<std::int32_t> first_added_;       // by storage: the last of its added reads, or -1
+  std::vector<Read> reads_;                     // of the storage that is visited
+  std::vector<std::pair<std::int32_t, bool>> waiting_;
   std::vector<std::int32_t> first_encoded_;  // by old point: the first lifetime that a codec encodes before it, or -1
   std::vector<std::int32_t> next_encoded_;   // by lifetime: the next one that is encoded at that point, or -1
 };
@@ -280,13 +339,13 @@ RecordedStep::RecordedStep(Points points, std::vector<RecordedLifetime> lifetime
 }
 
 StepModel::Shape RecordedStep::with_recomputes(const std::vector<std::int32_t>& chosen) const {
-  StepModel::Shape shape = Rewriting(*this, chosen).run();
+  StepModel::Shape shape = Rewriting(*this, chosen, true).run();
   Rewriting::sort_gaps(shape);
   return shape;
 }
 
 std::int64_t RecordedStep::least_bytes(const std::vector<std::int32_t>& chosen) const {
-  return Rewriting(*this, chosen).run().least_bytes();
+  return Rewriting(*this, chosen, false).least_bytes();
 }
 
 }  // namespace vdnn

@@ -80,8 +80,8 @@ std::int64_t StepModel::Shape::shortest_ns(const LinkModel& link, std::int64_t b
   std::vector<std::int64_t> unused(peak_bytes.size() + 1, 0);  // may be absent, and is not used again: change in bytes
   std::int32_t first_copy = 0;
   for (const StepGap& gap : gaps) {
-    first_copy = &gap == gaps.data() ? storages[gap.storage].copy_point
-                                     : std::min(first_copy, storages[gap.storage].copy_point);
+    first_copy =
+        &gap == gaps.data() ? storages[gap.storage].copy_point : std::min(first_copy, storages[gap.storage].copy_point);
     if (gap.use >= 0) continue;
     unused[gap.first] += storages[gap.storage].bytes;
     unused[gap.last + 1] -= storages[gap.storage].bytes;
