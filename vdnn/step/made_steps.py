@@ -16,6 +16,9 @@ from dataclasses import replace
 from vdnn.step.forms import Form, Forms, without_numbers
 from vdnn.step.recording import Lifetime, Point, PointKind, Recompute, Recording, SaveKey
 
+# Numbers of recorded steps: one sequence for each step, all in the same order.
+Amounts = Sequence[Sequence[int]]
+
 
 def covering(one: Recording, other: Recording) -> Recording | None:
     """A recording in which every storage, every point and every time is as large as the larger of the two; None if the
@@ -42,9 +45,8 @@ def grown(small: Recording, large: Recording, first: SaveKey, growth: float) -> 
     """A recording of a step that begins with `first`, and is larger than `large` by `growth` times the difference of
     the two; None if they do not save and use the same tensors in the same order."""
 
-    def more(amounts: Sequence[int]) -> int:
-        before, after = amounts
-        return after + math.ceil(max(0, after - before) * growth)
+    def more(amounts: Amounts) -> list[int]:
+        return [after + math.ceil(max(0, after - before) * growth) for before, after in zip(*amounts, strict=True)]
 
     return made_of((small, large), first, more)
 
@@ -52,55 +54,52 @@ def grown(small: Recording, large: Recording, first: SaveKey, growth: float) -> 
 def made_of(
     steps: Sequence[Recording],
     first: SaveKey,
-    more: Callable[[Sequence[int]], int],
-    stored: Callable[[Sequence[SaveKey], Sequence[int]], int] | None = None,
+    more: Callable[[Amounts], list[int]],
+    stored: Callable[[Sequence[Sequence[SaveKey]], Amounts], list[int]] | None = None,
 ) -> Recording | None:
     """A recording of a step that begins with `first`, in which every number is made of those of recorded steps, the
     last of which is the largest; None if they do not save and use the same things in the same order. `stored` makes
-    the bytes of a storage, from its first saves too."""
+    the bytes of storages, from their first saves too."""
     order = order_of(steps[0])
     if any(order_of(one) != order for one in steps[1:]):
         return None
-
-    def nbytes(lifetimes: Sequence[Lifetime]) -> int:
-        sizes = [one.nbytes for one in lifetimes]
-        keys = [step.points[one.saves[0]].key for step, one in zip(steps, lifetimes, strict=True)]
-        return more(sizes) if stored is None else stored([key for key in keys if key is not None], sizes)
-
+    last = steps[-1]
+    nbytes = [[one.nbytes for one in step.lifetimes] for step in steps]
+    made_bytes = more(nbytes) if stored is None else stored([_first_keys(step) for step in steps], nbytes)
     # A training waits while steps are made, and dataclasses.replace() takes six times as long as a constructor.
     lifetimes = tuple(
-        Lifetime(
-            nbytes(each),
-            each[-1].saves,
-            each[-1].uses,
-            each[-1].read,
-            each[-1].copy_point,
-            each[-1].free_point,
-            each[-1].end_point,
-            _resized_recompute(each, more),
-        )
-        for each in zip(*(one.lifetimes for one in steps), strict=True)
+        Lifetime(now, one.saves, one.uses, one.read, one.copy_point, one.free_point, one.end_point, recompute)
+        for one, now, recompute in zip(last.lifetimes, made_bytes, _resized_recomputes(steps, more), strict=True)
     )
-    last = steps[-1]
     live = [live_bytes(one.lifetimes, len(last.points)) for one in steps]
-    others = [
-        [(point.allocated_bytes - now, point.peak_bytes - now) for point, now in zip(step.points, held, strict=True)]
-        for step, held in zip(steps, live, strict=True)
-    ]
+    held = [list(zip(step.points, now, strict=True)) for step, now in zip(steps, live, strict=True)]
     points = [
         Point(
             point.kind,
             point.lifetime,
             point.key,
-            more([step.points[index].compute_ns for step in steps]),
-            now + more([one[index][0] for one in others]),
-            now + more([one[index][1] for one in others]),
+            compute_ns,
+            now + allocated_bytes,
+            now + peak_bytes,
             point.operation,
             point.issue_ns,
         )
-        for index, (point, now) in enumerate(zip(last.points, live_bytes(lifetimes, len(last.points)), strict=True))
+        for point, now, compute_ns, allocated_bytes, peak_bytes in zip(
+            last.points,
+            live_bytes(lifetimes, len(last.points)),
+            more([[point.compute_ns for point in step.points] for step in steps]),
+            more([[point.allocated_bytes - now for point, now in of_step] for of_step in held]),
+            more([[point.peak_bytes - now for point, now in of_step] for of_step in held]),
+            strict=True,
+        )
     ]
     return replace(last, points=with_whole_peaks(beginning_with(first, points)), lifetimes=lifetimes)
+
+
+def _first_keys(step: Recording) -> list[SaveKey]:
+    """The keys of the first saves of all lifetimes."""
+    keys = [step.points[one.saves[0]].key for one in step.lifetimes]
+    return [key for key in keys if key is not None]
 
 
 def beginning_with(first: SaveKey, points: Sequence[Point]) -> list[Point]:
@@ -122,23 +121,33 @@ def with_whole_peaks(points: Sequence[Point]) -> tuple[Point, ...]:
     )
 
 
-def _resized_recompute(lifetimes: Sequence[Lifetime], more: Callable[[Sequence[int]], int]) -> Recompute | None:
-    found = [one.recompute for one in lifetimes if one.recompute is not None]
-    if len(found) < len(lifetimes) or len({(one.operation, one.inputs) for one in found}) > 1:
-        return None
-    last = found[-1]
-    return Recompute(
-        last.operation,
-        last.inputs,
-        last.known_point,
-        more([one.compute_ns for one in found]),
-        more([one.extra_bytes for one in found]),
-        more([one.kept_bytes for one in found]),
-        more([one.discard_ns for one in found]),
-        more([one.discard_bytes for one in found]),
-        last.issue_ns,
-        last.discard_issue_ns,
+def _resized_recomputes(steps: Sequence[Recording], more: Callable[[Amounts], list[int]]) -> list[Recompute | None]:
+    """The recompute of each lifetime that has the same recipe in all steps."""
+    found: list[list[Recompute]] = []
+    numbers = []
+    for number, lifetimes in enumerate(zip(*(one.lifetimes for one in steps), strict=True)):
+        each = [one.recompute for one in lifetimes if one.recompute is not None]
+        last = each[-1] if len(each) == len(lifetimes) else None
+        if last is not None and all(one.operation == last.operation and one.inputs == last.inputs for one in each):
+            found.append(each)
+            numbers.append(number)
+    resized: list[Recompute | None] = [None] * len(steps[-1].lifetimes)
+    of_steps = list(zip(*found, strict=True))
+    if not of_steps:
+        return resized
+    amounts = zip(
+        more([[one.compute_ns for one in each] for each in of_steps]),
+        more([[one.extra_bytes for one in each] for each in of_steps]),
+        more([[one.kept_bytes for one in each] for each in of_steps]),
+        more([[one.discard_ns for one in each] for each in of_steps]),
+        more([[one.discard_bytes for one in each] for each in of_steps]),
+        strict=True,
     )
+    for number, one, made in zip(numbers, of_steps[-1], amounts, strict=True):
+        resized[number] = Recompute(
+            one.operation, one.inputs, one.known_point, *made, one.issue_ns, one.discard_issue_ns
+        )
+    return resized
 
 
 def with_recomputes_of(other: Recording, recording: Recording) -> Recording:

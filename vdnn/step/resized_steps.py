@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from vdnn.step.made_steps import (
+    Amounts,
     beginning_with,
     first_save,
     live_bytes,
@@ -97,7 +98,7 @@ def resized(line: Line, first: SaveKey, position: int) -> Recording | None:
         return None
     chosen = _telling(line.recorded, position)
     polynomial = _Polynomial([line.from_zero(one) for one in chosen], line.from_zero(position))
-    return made_of([line.recorded[one] for one in chosen], first, polynomial.value, polynomial.stored)
+    return made_of([line.recorded[one] for one in chosen], first, polynomial.values, polynomial.stored)
 
 
 def _telling(positions: Iterable[int], wanted: int) -> list[int]:
@@ -199,36 +200,55 @@ class _Polynomial:
         )
         self._is_above = wanted > upper
 
-    def value(self, amounts: Sequence[int]) -> int:
+    def values(self, amounts: Amounts) -> list[int]:
         """See [Note: Two steps]. Values from three steps stay within the same bounds, because times are measured."""
-        if amounts.count(amounts[0]) == len(amounts):
-            return amounts[0]  # most often 0
-        lower, upper = (amounts[index] for index in self._pair)
-        change = max(0, upper - lower) if self._is_above else upper - lower
-        line, square = upper + change * self._along_line, upper + change * self._with_square
+        lowers, uppers = (amounts[index] for index in self._pair)
+        if all(one == uppers for one in amounts):
+            return list(uppers)  # most often zeros
+        along_line, with_square, is_above, ceil = self._along_line, self._with_square, self._is_above, math.ceil
+        found = []
         if len(amounts) == 2:
-            found = max(line, square)
-        else:
-            exact = sum(share * amount for share, amount in zip(self._shares, amounts, strict=True))
-            least = line if self._is_above else min(lower, upper)
-            found = min(max(exact, least), max(line, square))
-        return math.ceil(found - _NOTHING)
+            for lower, upper in zip(lowers, uppers, strict=True):
+                change = upper - lower
+                if not change or (is_above and change < 0):
+                    found.append(upper)
+                    continue
+                line, square = upper + change * along_line, upper + change * with_square
+                found.append(ceil((line if line > square else square) - _NOTHING))
+            return found
+        first_share, second_share, third_share = self._shares
+        for lower, upper, one, two, three in zip(lowers, uppers, *amounts, strict=True):
+            if one == two == three:
+                found.append(one)
+                continue
+            change = 0 if is_above and upper < lower else upper - lower
+            line, square = upper + change * along_line, upper + change * with_square
+            exact = first_share * one + second_share * two + third_share * three
+            least = line if is_above else min(lower, upper)
+            most = line if line > square else square
+            exact = least if exact < least else exact
+            found.append(ceil((most if exact > most else exact) - _NOTHING))
+        return found
 
-    def stored(self, keys: Sequence[SaveKey], amounts: Sequence[int]) -> int:
-        """The bytes of a storage with these first saves: they grow as the product of its sizes, each on a line."""
-        sizes = [key.size for key in keys]
-        elements = list(map(math.prod, sizes))
-        if (
-            len({len(size) for size in sizes}) > 1
-            or not all(elements)
-            or not all(
-                abs(nbytes * elements[-1] / of_all - amounts[-1]) <= _ROUNDING * amounts[-1]
-                for nbytes, of_all in zip(amounts, elements, strict=True)
-            )
+    def stored(self, keys: Sequence[Sequence[SaveKey]], amounts: Amounts) -> list[int]:
+        """The bytes of storages with these first saves: they grow as the product of its sizes, each on a line."""
+        found = self.values(amounts)
+        for index, (of_storage, nbytes) in enumerate(
+            zip(zip(*keys, strict=True), zip(*amounts, strict=True), strict=True)
         ):
-            return self.value(amounts)
-        wanted = 1.0
-        for each in zip(*sizes, strict=True):
-            lower, upper = (each[index] for index in self._pair)
-            wanted *= upper + (upper - lower) * self._along_line
-        return math.ceil(amounts[-1] / elements[-1] * wanted - _NOTHING)
+            sizes = [key.size for key in of_storage]
+            elements = [math.prod(size) for size in sizes]
+            last_elements, last_bytes = elements[-1], nbytes[-1]
+            if any(
+                not of_all
+                or len(size) != len(sizes[-1])
+                or abs(one * last_elements / of_all - last_bytes) > _ROUNDING * last_bytes
+                for size, of_all, one in zip(sizes, elements, nbytes, strict=True)
+            ):
+                continue
+            lowers, uppers = (sizes[place] for place in self._pair)
+            wanted = 1.0
+            for lower, upper in zip(lowers, uppers, strict=True):
+                wanted *= upper + (upper - lower) * self._along_line
+            found[index] = math.ceil(last_bytes / last_elements * wanted - _NOTHING)
+        return found
