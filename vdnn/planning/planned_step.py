@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
@@ -24,7 +25,7 @@ from vdnn.planning.recomputing import recording_under
 from vdnn.planning.search.auto import Auto
 from vdnn.planning.search.prefix_cut import PrefixCut
 from vdnn.planning.search.use_moments import with_room_at_uses
-from vdnn.planning.simulate import simulate
+from vdnn.planning.simulate import simulate_followed
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline, Track
@@ -34,11 +35,13 @@ _SLOW = 1.25  # times the step with everything kept: from here on a note says wh
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A recording with its plan. `timeline` is predicted. `bound` is None if it was not asked for or its solver is not
-    installed. Planning took `plan_seconds`."""
+    """A recording with its plan. `followed` is the step with its recomputes: the points of the plan are points of
+    that recording. `timeline` is predicted. `bound` is None if it was not asked for or its solver is not installed.
+    Planning took `plan_seconds`."""
 
     recording: Recording
     plan: Plan
+    followed: Recording
     timeline: Timeline
     bound: Bound | None
     plan_seconds: float
@@ -57,11 +60,6 @@ class PlannedStep:
     @property
     def is_bound_by_host(self) -> bool:
         return self.timeline.is_bound_by_host
-
-    @property
-    def followed(self) -> Recording:
-        """The step with the plan's recomputes. The points of the plan are points of this recording."""
-        return recording_under(self.recording, self.plan.lifetimes)
 
     @property
     def peak_interval(self) -> int:
@@ -92,60 +90,70 @@ def plan_step(
     began = time.perf_counter()
     planner = make_planner(policy)
     request = PlanRequest(recording, costs, budget_bytes)
-    plan, timeline = _shortest(planner, request, planner.candidates(request), are_sorted=planner.are_sorted(request))
-    if budget_bytes is not None and timeline.peak_bytes > budget_bytes:
+    best = _shortest(planner, request, planner.candidates(request), are_sorted=planner.are_sorted(request))
+    if budget_bytes is not None and best.timeline.peak_bytes > budget_bytes:
         if planner.name == "auto":
-            cut, cut_timeline = _shortest(PrefixCut(), request, PrefixCut().candidates(request))
-            if cut_timeline.peak_bytes < timeline.peak_bytes:
-                plan, timeline = replace(cut, policy=planner.name), cut_timeline
-        if must_fit and timeline.peak_bytes > budget_bytes:
+            cut = _shortest(PrefixCut(), request, PrefixCut().candidates(request))
+            if cut.timeline.peak_bytes < best.timeline.peak_bytes:
+                best = cut._replace(plan=replace(cut.plan, policy=planner.name))
+        if must_fit and best.timeline.peak_bytes > budget_bytes:
             raise VdnnError(
                 f"policy {planner.name!r} has no plan under {format_bytes(budget_bytes)}: the one it makes needs "
-                f"{format_bytes(timeline.peak_bytes)}. The policy 'auto' finds one from "
+                f"{format_bytes(best.timeline.peak_bytes)}. The policy 'auto' finds one from "
                 f"{format_bytes(least_bytes(recording))} on."
             )
     seconds = time.perf_counter() - began
     bound = None
     if certify:
-        bound = _bound(recording, costs, budget_bytes, timeline.step_ns)
+        bound = _bound(recording, costs, budget_bytes, best.timeline.step_ns)
         if bound is not None and bound.recomputes and isinstance(planner, Auto):
             other = planner.with_recomputes(request, bound.recomputes)
-            plan, timeline = _shortest(planner, request, [plan, *([] if other is None else [other])])
-    return PlannedStep(recording, plan, timeline, bound, seconds)
+            best = _shortest(planner, request, [best.plan, *([] if other is None else [other])])
+    return PlannedStep(recording, *best, bound, seconds)
+
+
+class _Simulated(NamedTuple):
+    """A plan, the step with its recomputes, and its timeline."""
+
+    plan: Plan
+    followed: Recording
+    timeline: Timeline
 
 
 def _shortest(
     planner: PlanPolicy, request: PlanRequest, plans: Iterable[Plan], *, are_sorted: bool = False
-) -> tuple[Plan, Timeline]:
-    """The plan with the shortest step, corrected, with its timeline. Where not even the first one fits, the others may
-    take as much memory as it does."""
-    best: tuple[Plan, Timeline] | None = None
+) -> _Simulated:
+    """The plan with the shortest step, corrected. Where not even the first one fits, the others may take as much memory
+    as it does."""
+    best: _Simulated | None = None
     most_bytes = 0
     for one in plans:
-        plan, timeline = _corrected(planner, request, one)
+        found = _corrected(planner, request, one)
+        timeline = found.timeline
         if best is None:
-            best = plan, timeline
+            best = found
             most_bytes = max(request.budget_bytes or 0, timeline.peak_bytes)
-        elif timeline.step_ns < best[1].step_ns and timeline.peak_bytes <= most_bytes:
-            best = plan, timeline
-        if best[1].step_ns <= request.recording.kept_ns:
+        elif timeline.step_ns < best.timeline.step_ns and timeline.peak_bytes <= most_bytes:
+            best = found
+        if best.timeline.step_ns <= request.recording.kept_ns:
             break
-        if are_sorted and plan is one and timeline.peak_bytes <= (request.budget_bytes or 0):
+        if are_sorted and found.plan is one and timeline.peak_bytes <= (request.budget_bytes or 0):
             break  # it was not corrected, so no later one is shorter
     if best is None:
         raise RuntimeError(f"policy {planner.name!r}: expected at least one candidate, got none")
     return best
 
 
-def _corrected(planner: PlanPolicy, request: PlanRequest, plan: Plan) -> tuple[Plan, Timeline]:
+def _corrected(planner: PlanPolicy, request: PlanRequest, plan: Plan) -> _Simulated:
     """The plan with its timeline, under the budget where it can be."""
     recording, costs, budget_bytes = request
-    timeline = simulate(recording, plan, costs)
+    followed = recording_under(recording, plan.lifetimes)
+    timeline = simulate_followed(followed, plan, costs)
     if budget_bytes is not None and timeline.peak_bytes > budget_bytes and planner.may_be_corrected:
         # The search does not see all memory that a use needs.
-        plan = with_room_at_uses(recording, plan, budget_bytes)
-        timeline = simulate(recording, plan, costs)
-    return plan, timeline
+        plan = with_room_at_uses(followed, plan, budget_bytes)
+        timeline = simulate_followed(followed, plan, costs)
+    return _Simulated(plan, followed, timeline)
 
 
 def _bound(recording: Recording, costs: LinkCosts, budget_bytes: int | None, step_ns: int) -> Bound | None:

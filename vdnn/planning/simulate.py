@@ -37,7 +37,11 @@ _MOST_STEPS = 16
 def simulate(recording: Recording, plan: Plan, costs: LinkCosts) -> Timeline:
     """The predicted timeline. `recording` is of the step without a plan. Raises VdnnError if the plan is for another
     step."""
-    followed = recording_under(recording, plan.lifetimes)
+    return simulate_followed(recording_under(recording, plan.lifetimes), plan, costs)
+
+
+def simulate_followed(followed: Recording, plan: Plan, costs: LinkCosts) -> Timeline:
+    """The same for the step with the plan's recomputes."""
     require_plan_of(followed, plan)
 
     def run(host: _Host | None) -> Timeline:

@@ -32,7 +32,7 @@ from vdnn.step.made_steps import (
     recompute_of_size,
     with_whole_peaks,
 )
-from vdnn.step.recording import PointKind, Recording, SaveKey
+from vdnn.step.recording import Point, PointKind, Recording, SaveKey
 
 Sizes = tuple[int, ...]
 # Bytes are rounded to blocks of an allocator.
@@ -116,11 +116,14 @@ def guessed(recording: Recording, first: SaveKey) -> Recording:
     """The step as large as one that begins with `first`. See [Note: One step]."""
     before = first_save(recording).size
     growth = []
+    known: dict[Sizes, float] = {}  # most saves have one of a few sizes
     for one in recording.lifetimes:
         key = recording.points[one.saves[0]].key
         size = () if key is None else key.size
-        grown = (_grown(each, index, before, first.size) for index, each in enumerate(size))
-        growth.append(math.prod(grown) / max(1, math.prod(size)))
+        if size not in known:
+            grown = (_grown(each, index, before, first.size) for index, each in enumerate(size))
+            known[size] = math.prod(grown) / max(1, math.prod(size))
+        growth.append(known[size])
     of_points = [1.0]
     least_bytes = _SMALL * max(one.nbytes for one in recording.lifetimes)
     for point in recording.points:  # a small storage (statistics of a norm) does not tell what its operation takes
@@ -143,11 +146,15 @@ def guessed(recording: Recording, first: SaveKey) -> Recording:
     for index, point in enumerate(recording.points):
         before_bytes, after_bytes = live_before[index] + fixed[index], live[index] + fixed[index]
         points.append(
-            replace(
-                point,
-                compute_ns=math.ceil(point.compute_ns * nearby[index]),
-                allocated_bytes=after_bytes + math.ceil((point.allocated_bytes - before_bytes) * nearby[index]),
-                peak_bytes=after_bytes + math.ceil((point.peak_bytes - before_bytes) * nearby[index]),
+            Point(
+                point.kind,
+                point.lifetime,
+                point.key,
+                math.ceil(point.compute_ns * nearby[index]),
+                after_bytes + math.ceil((point.allocated_bytes - before_bytes) * nearby[index]),
+                after_bytes + math.ceil((point.peak_bytes - before_bytes) * nearby[index]),
+                point.operation,
+                point.issue_ns,
             )
         )
     return replace(recording, points=with_whole_peaks(beginning_with(first, points)), lifetimes=lifetimes)

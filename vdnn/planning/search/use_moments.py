@@ -13,15 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vdnn.planning.gaps import Gap, gaps_of, planned_lifetimes
-from vdnn.planning.recomputing import recording_under
 from vdnn.planning.search.step_model import AbsenceTuple, absences_by_gap, tuples_of_plan
 from vdnn.step.plan import Action, Plan
 from vdnn.step.recording import PointKind, Recording
 
 
-def with_room_at_uses(recording: Recording, plan: Plan, budget_bytes: int) -> Plan:
-    """The plan, corrected as far as possible. `recording` is of the step without a plan."""
-    followed = recording_under(recording, plan.lifetimes)
+def with_room_at_uses(followed: Recording, plan: Plan, budget_bytes: int) -> Plan:
+    """The plan, corrected as far as possible. `followed`: the step with the plan's recomputes."""
     gaps = gaps_of(followed)
     absences = release_before_uses(followed, gaps, tuples_of_plan(gaps, plan), budget_bytes)
     moved = planned_lifetimes(followed, absences_by_gap(gaps, absences))

@@ -32,7 +32,8 @@ import torch
 from vdnn.bytesize import exact_bytes
 from vdnn.errors import FormatError, VdnnError
 from vdnn.planning.planned_step import PlannedStep
-from vdnn.planning.simulate import simulate
+from vdnn.planning.recomputing import recording_under
+from vdnn.planning.simulate import simulate_followed
 from vdnn.runtime.steps.kinds import Begin, Kind
 from vdnn.runtime.steps.plan_table import Ladder, Rung, RungOrigin
 from vdnn.runtime.steps.planner import BudgetPlanner
@@ -357,8 +358,10 @@ class PlanStore:
     def _rung(self, recording: Recording, stored: StoredRung) -> Rung:
         planner, plan, timeline = self._planner, stored.plan, stored.timeline
         planner.require_host(plan)
-        predicted = simulate(recording, plan, planner.costs(timeline))
-        rung = Rung(PlannedStep(recording, plan, predicted, None, 0.0), recording, timeline, RungOrigin(stored.source))
+        followed = recording_under(recording, plan.lifetimes)
+        predicted = simulate_followed(followed, plan, planner.costs(timeline))
+        planned = PlannedStep(recording, plan, followed, predicted, None, 0.0)
+        rung = Rung(planned, recording, timeline, RungOrigin(stored.source))
         rung.tightened_bytes, rung.is_over_somewhere = stored.tightened_bytes, stored.is_over_somewhere
         rung.is_stored = True
         for first in stored.served:
