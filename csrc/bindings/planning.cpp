@@ -261,7 +261,10 @@ void bind_planning(py::module_& module) {
       .def_property_readonly("absences", [](const StepOutcome& outcome) { return to_tuples(outcome.absences); })
       .def_property_readonly("stalls", &stalls_of);
   py::class_<RoomTree>(module, "Room")
-      .def(py::init<const std::vector<std::int64_t>&>(), arg("room_bytes"))
+      .def(py::init([](const std::vector<std::int64_t>& room) {
+             return std::make_unique<RoomTree>(RoomTree::Room(room.begin(), room.end()));
+           }),
+           arg("room_bytes"))
       .def("take_down", &take_down, arg("wanted"));
   py::class_<StepModel>(module, "StepModel")
       .def(py::init(&make_model), py::kw_only(), arg("compute_ns"), arg("peak_bytes"), arg("kinds"),

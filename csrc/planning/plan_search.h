@@ -50,8 +50,8 @@ class PlanSearch {
                                            const BeforeEvaluation& before_evaluation) const;
   // The choices of recomputes with the shortest steps, the shortest first, at most as many as there are finalists.
   [[nodiscard]] std::vector<std::vector<std::int32_t>> recomputes(const BeforeEvaluation& before_evaluation) const;
-  // The plan without recomputes and those of recomputes(), the shortest step first, without those that are certain to be
-  // longer than another one. None if no plan meets the budget. The first alone if nothing is slowed down.
+  // The plan without recomputes and those of recomputes(), the shortest step first, without those that are certain to
+  // be longer than another one. None if no plan meets the budget. The first alone if nothing is slowed down.
   [[nodiscard]] std::vector<FoundPlan> all(const BeforeEvaluation& before_evaluation) const;
   // The number of evaluations so far.
   [[nodiscard]] std::uint64_t evaluations() const { return evaluations_; }

@@ -6,7 +6,8 @@
 
 namespace vdnn {
 
-RoomTree::RoomTree(const std::vector<std::int64_t>& room) {
+RoomTree::RoomTree(const Room& room)
+    : room_(room.get_allocator()), least_(room.get_allocator()), added_(room.get_allocator()) {
   const std::size_t blocks = room.size() / block + 1;
   while (leaves_ < blocks) leaves_ *= 2;
   constexpr std::int64_t endless = std::numeric_limits<std::int64_t>::max() / 2;  // intervals beyond the step have room

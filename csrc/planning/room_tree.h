@@ -6,13 +6,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <vector>
 
 namespace vdnn {
 
 class RoomTree {
  public:
-  explicit RoomTree(const std::vector<std::int64_t>& room);
+  using Room = std::pmr::vector<std::int64_t>;
+
+  // Takes its memory where `room` has it.
+  explicit RoomTree(const Room& room);
 
   // Adds `bytes` to the intervals [begin, end).
   void add(std::int32_t begin, std::int32_t end, std::int64_t bytes);
@@ -31,10 +35,10 @@ class RoomTree {
   // The same as last_below() within the block of interval end - 1, to whose nodes `added_above` was added; or -1.
   [[nodiscard]] std::int32_t last_in_block(std::size_t end, std::int64_t added_above, std::int64_t bytes) const;
 
-  std::size_t leaves_ = 1;           // the number of blocks, rounded up to a power of two
-  std::vector<std::int64_t> room_;   // per interval, without the bytes added to its block or above
-  std::vector<std::int64_t> least_;  // the least room in a node's range, without the bytes added above it
-  std::vector<std::int64_t> added_;  // bytes added to a node's whole range
+  std::size_t leaves_ = 1;  // the number of blocks, rounded up to a power of two
+  Room room_;               // per interval, without the bytes added to its block or above
+  Room least_;              // the least room in a node's range, without the bytes added above it
+  Room added_;              // bytes added to a node's whole range
 };
 
 }  // namespace vdnn

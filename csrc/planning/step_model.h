@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "device/sim/virtual_clock.h"
+#include "planning/scratch.h"
 
 namespace vdnn {
 
@@ -116,16 +117,16 @@ class StepModel {
   [[nodiscard]] std::size_t gaps() const { return shape_.gaps.size(); }
 
  private:
-  [[nodiscard]] std::optional<std::vector<StepAbsence>> release_late(const std::string& may_leave,
+  [[nodiscard]] std::optional<ScratchList<StepAbsence>> release_late(const std::string& may_leave,
                                                                      std::int64_t budget_bytes,
                                                                      const std::vector<MoreRoom>& more_room,
-                                                                     bool furthest_first) const;
-  [[nodiscard]] std::vector<StepAbsence> reload_early(const std::vector<StepAbsence>& released,
-                                                      std::int64_t budget_bytes, bool in_order) const;
+                                                                     bool furthest_first, Scratch& scratch) const;
+  [[nodiscard]] std::vector<StepAbsence> reload_early(const ScratchList<StepAbsence>& released,
+                                                      std::int64_t budget_bytes, bool in_order, Scratch& scratch) const;
   [[nodiscard]] std::int64_t bytes_of(std::int32_t gap) const { return shape_.bytes_of(gap); }
   // The room under the budget in every interval. `change`: by how much more is absent from an interval on.
-  [[nodiscard]] std::vector<std::int64_t> room_of(const std::vector<std::int64_t>& change,
-                                                  std::int64_t budget_bytes) const;
+  [[nodiscard]] ScratchList<std::int64_t> room_of(const ScratchList<std::int64_t>& change, std::int64_t budget_bytes,
+                                                  Scratch& scratch) const;
   void require_gap(const StepAbsence& absence) const;
   // The intervals of a gap between the release and the reload: [first, second).
   [[nodiscard]] std::pair<std::int32_t, std::int32_t> away(const StepAbsence& absence) const;

@@ -12,28 +12,18 @@ namespace {
 constexpr std::uint32_t compute = 0;
 constexpr std::uint32_t to_host = 1;
 constexpr std::uint32_t to_device = 2;
-// Items (storages or absences) grouped by the point at which they are handled.
-class ByPoint {
- public:
-  explicit ByPoint(std::size_t points) : begin_(points + 1, 0) {}
-  void count(std::int32_t point) { ++begin_[point + 1]; }
-  void ready() {
-    for (std::size_t point = 1; point < begin_.size(); ++point) begin_[point] += begin_[point - 1];
-    items_.resize(begin_.back());
-    next_ = begin_;
-  }
-  void put(std::int32_t point, std::int32_t item) { items_[next_[point]++] = item; }
-  [[nodiscard]] const std::int32_t* begin(std::size_t point) const { return items_.data() + begin_[point]; }
-  [[nodiscard]] const std::int32_t* end(std::size_t point) const { return items_.data() + begin_[point + 1]; }
-
- private:
-  std::vector<std::size_t> begin_;
-  std::vector<std::size_t> next_;
-  std::vector<std::int32_t> items_;
+// What is done at a point: the first of each list, -1 for an empty one. An item has the next one of its list.
+struct AtPoint {
+  std::int32_t copies = -1;    // storages
+  std::int32_t ends = -1;      // storages
+  std::int32_t releases = -1;  // absences
+  std::int32_t reloads = -1;   // absences
 };
 
 struct Moved {
-  std::int32_t gap = -1;  // the current gap, or the last one
+  std::int32_t gap = -1;        // the current gap, or the last one
+  std::int32_t next_copy = -1;  // the next storage of its list; the same of those that end
+  std::int32_t next_end = -1;
   bool is_copied = false;
   bool is_waited_for = false;
   bool is_released = false;
@@ -46,70 +36,63 @@ struct Moved {
 
 class Replay {
  public:
-  Replay(const StepModel::Shape& shape, const LinkModel& link)
-      : shape_(shape), clock_(link), moved_(shape.storages.size()) {
+  Replay(const StepModel::Shape& shape, const LinkModel& link, Scratch& scratch)
+      : shape_(shape),
+        clock_(link),
+        moved_(scratch.list<Moved>(shape.storages.size(), {})),
+        at_(scratch.list<AtPoint>(shape.kinds.size(), {})),
+        order_{ScratchList<std::int32_t>(scratch.memory()), ScratchList<std::int32_t>(scratch.memory())} {
     for (int stream = 0; stream < 3; ++stream) clock_.add_stream();
-    for (std::vector<std::int32_t>& order : order_) order.reserve(shape.gaps.size());
+    for (ScratchList<std::int32_t>& order : order_) order.reserve(shape.gaps.size());
   }
 
   // `absences` are sorted by storage and gap; `by_use` has their indices in the order of their reloads.
-  StepOutcome run(std::vector<StepAbsence> absences, const std::vector<std::int32_t>& by_use) {
+  StepOutcome run(std::vector<StepAbsence> absences, const ScratchList<std::int32_t>& by_use, Scratch& scratch) {
     const auto storage_of = [&](const StepAbsence& one) { return shape_.gaps[one.gap].storage; };
     const std::size_t points = shape_.kinds.size();
-    ByPoint copies(points);
-    ByPoint ends(points);
-    ByPoint releases(points);
-    ByPoint reloads(points);
-    for (const bool counting : {true, false}) {
-      std::int32_t last_storage = -1;
-      const auto note = [&](ByPoint& list, std::int32_t point, std::int32_t item) {
-        counting ? list.count(point) : list.put(point, item);
-      };
-      for (std::size_t index = 0; index < absences.size(); ++index) {
-        const std::int32_t storage = storage_of(absences[index]);
-        if (storage != last_storage) {
-          note(copies, shape_.storages[storage].copy_point, storage);
-          if (shape_.storages[storage].end_point < static_cast<std::int32_t>(points)) {
-            note(ends, shape_.storages[storage].end_point, storage);
-          }
-          moved_[storage].gap = absences[index].gap;
-          last_storage = storage;
-        }
-        note(releases, absences[index].release_point, static_cast<std::int32_t>(index));
+    ScratchList<std::int32_t> next_release = scratch.list<std::int32_t>(absences.size(), -1);
+    ScratchList<std::int32_t> next_reload = next_release;
+    const auto put = [](std::int32_t& first, std::int32_t& next, std::int32_t item) {
+      next = first;
+      first = item;
+    };
+    // Each item goes in front of those that are there.
+    for (std::size_t index = absences.size(); index-- > 0;) {
+      const std::int32_t storage = storage_of(absences[index]);
+      put(at_[absences[index].release_point].releases, next_release[index], static_cast<std::int32_t>(index));
+      if (index > 0 && storage_of(absences[index - 1]) == storage) continue;
+      Moved& moved = moved_[storage];
+      moved.gap = absences[index].gap;
+      put(at_[shape_.storages[storage].copy_point].copies, moved.next_copy, storage);
+      if (shape_.storages[storage].end_point < static_cast<std::int32_t>(points)) {
+        put(at_[shape_.storages[storage].end_point].ends, moved.next_end, storage);
       }
-      // Of the reloads at one point, the one that is used first is issued first.
-      for (const std::int32_t index : by_use) {
-        if (absences[index].reload_point < 0) continue;
-        note(reloads, absences[index].reload_point, storage_of(absences[index]));
-      }
-      if (counting) {
-        for (ByPoint* list : {&copies, &ends, &releases, &reloads}) list->ready();
-      }
+    }
+    // Of the reloads at one point, the one that is used first is issued first.
+    for (auto index = by_use.rbegin(); index != by_use.rend(); ++index) {
+      if (absences[*index].reload_point < 0) continue;
+      put(at_[absences[*index].reload_point].reloads, next_reload[*index], *index);
     }
     for (std::size_t point = 0; point < points; ++point) {
       point_ = static_cast<std::int32_t>(point);
       clock_.advance(compute, shape_.compute_ns[point]);
       if (!shape_.issue_ns.empty()) host_ns_ += shape_.issue_ns[point];
       if (shape_.synchronizes) clock_.wait_until(compute, host_ns_);
-      each(ends, point, [this](std::int32_t storage) { ended(storage); });
+      const AtPoint& here = at_[point];
+      for (std::int32_t one = here.ends; one >= 0; one = moved_[one].next_end) ended(one);
       if (shape_.kinds[point] == StepPoint::End) continue;
-      each(copies, point, [this](std::int32_t storage) { copy_out(storage); });
+      for (std::int32_t one = here.copies; one >= 0; one = moved_[one].next_copy) copy_out(one);
       if (shape_.kinds[point] == StepPoint::Use && shape_.storages_of_points[point] >= 0) {
         use(shape_.storages_of_points[point]);
       }
-      each(releases, point, [&](std::int32_t index) { release(absences[index]); });
-      each(reloads, point, [this](std::int32_t storage) { reload_early(storage); });
+      for (std::int32_t one = here.releases; one >= 0; one = next_release[one]) release(absences[one]);
+      for (std::int32_t one = here.reloads; one >= 0; one = next_reload[one]) reload_early(storage_of(absences[one]));
     }
     // With both synchronized, the last point is not reached before the host has issued the step.
     return {std::max(clock_.now_ns(compute), host_ns_), host_ns_, std::move(absences), std::move(stalls_)};
   }
 
  private:
-  template <typename Function>
-  static void each(const ByPoint& list, std::size_t point, const Function& function) {
-    std::for_each(list.begin(point), list.end(point), function);
-  }
-
   [[nodiscard]] bool is_on_device(std::int32_t storage) const {
     return !moved_[storage].is_released || point_ < shape_.storages[storage].free_point;
   }
@@ -120,7 +103,7 @@ class Replay {
     clock_.wait_until(stream, shape_.synchronizes ? std::max(ready_ns, host_ns_) : ready_ns);
     const auto direction = stream == to_host ? CopyDirection::DeviceToHost : CopyDirection::HostToDevice;
     clock_.copy(stream, static_cast<std::uint64_t>(shape_.storages[storage].bytes), direction);
-    std::vector<std::int32_t>& order = order_[stream - to_host];
+    ScratchList<std::int32_t>& order = order_[stream - to_host];
     moved_[storage].positions[stream - to_host] = order.size();
     order.push_back(moved_[storage].gap);
     return clock_.now_ns(stream);
@@ -144,7 +127,7 @@ class Replay {
     clock_.wait_until(compute, time_ns);
     StepStall stall{has_ended ? -1 : moved.gap, is_reload, stalled_ns, {}, 0};
     if (!has_ended) {
-      const std::vector<std::int32_t>& order = order_[is_reload ? 1 : 0];
+      const ScratchList<std::int32_t>& order = order_[is_reload ? 1 : 0];
       const std::size_t position = moved.positions[is_reload ? 1 : 0];
       stall.count_before = std::min(position, stall.before.size());
       for (std::size_t one = 0; one < stall.count_before; ++one) stall.before[one] = order[position - 1 - one];
@@ -188,10 +171,11 @@ class Replay {
 
   const StepModel::Shape& shape_;
   VirtualClock clock_;
-  std::vector<Moved> moved_;
+  ScratchList<Moved> moved_;
+  ScratchList<AtPoint> at_;
   std::int32_t point_ = 0;
   std::int64_t host_ns_ = 0;            // when the host has issued all so far
-  std::vector<std::int32_t> order_[2];  // gaps in the order of offloads and of reloads
+  ScratchList<std::int32_t> order_[2];  // gaps in the order of offloads and of reloads
   std::vector<StepStall> stalls_;
 };
 
@@ -206,7 +190,9 @@ void StepModel::require_gap(const StepAbsence& absence) const {
 }
 
 StepOutcome StepModel::replay(const std::vector<StepAbsence>& absences) const {
-  std::vector<std::int32_t> absence_of_gap(gaps(), -1);  // per gap: the index of its absence, or -1
+  Scratch scratch;
+  ScratchList<std::int32_t> absence_of_gap =
+      scratch.list<std::int32_t>(gaps(), -1);  // per gap: the index of its absence, or -1
   for (std::size_t index = 0; index < absences.size(); ++index) {
     require_gap(absences[index]);
     absence_of_gap[absences[index].gap] = static_cast<std::int32_t>(index);
@@ -218,12 +204,12 @@ StepOutcome StepModel::replay(const std::vector<StepAbsence>& absences) const {
     by_storage.push_back(absences[absence_of_gap[gap]]);
     absence_of_gap[gap] = static_cast<std::int32_t>(by_storage.size()) - 1;
   }
-  std::vector<std::int32_t> by_use;
+  ScratchList<std::int32_t> by_use(scratch.memory());
   by_use.reserve(by_storage.size());
   for (const std::int32_t gap : gaps_by_use_) {
     if (absence_of_gap[gap] >= 0) by_use.push_back(absence_of_gap[gap]);
   }
-  return Replay(shape_, link_).run(std::move(by_storage), by_use);
+  return Replay(shape_, link_, scratch).run(std::move(by_storage), by_use, scratch);
 }
 
 std::pair<std::int32_t, std::int32_t> StepModel::away(const StepAbsence& absence) const {

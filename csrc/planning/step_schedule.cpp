@@ -20,7 +20,8 @@ void require(bool holds, const char* what, const std::string& expected) {
 // set. Gaps arrive mostly in order, so that index rarely decreases, and this is faster than a heap.
 class WaitingRanks {
  public:
-  explicit WaitingRanks(std::size_t ranks) : words_(ranks / word_bits + 1, 0), first_(words_.size() - 1) {}
+  WaitingRanks(std::size_t ranks, Scratch& scratch)
+      : words_(scratch.list<std::uint64_t>(ranks / word_bits + 1, 0)), first_(words_.size() - 1) {}
 
   void push(std::int32_t rank) {
     const std::size_t word = static_cast<std::size_t>(rank) / word_bits;
@@ -39,7 +40,7 @@ class WaitingRanks {
 
  private:
   static constexpr std::size_t word_bits = 64;
-  std::vector<std::uint64_t> words_;
+  ScratchList<std::uint64_t> words_;
   std::size_t first_;
 };
 
@@ -159,8 +160,9 @@ StepModel::StepModel(Shape shape, const LinkModel& link) : shape_(std::move(shap
   }
 }
 
-std::vector<std::int64_t> StepModel::room_of(const std::vector<std::int64_t>& change, std::int64_t budget_bytes) const {
-  std::vector<std::int64_t> room(points());
+ScratchList<std::int64_t> StepModel::room_of(const ScratchList<std::int64_t>& change, std::int64_t budget_bytes,
+                                             Scratch& scratch) const {
+  ScratchList<std::int64_t> room = scratch.list<std::int64_t>(points(), 0);
   std::int64_t absent = 0;
   for (std::size_t interval = 0; interval < points(); ++interval) {
     absent += change[interval];
@@ -173,19 +175,21 @@ std::optional<std::vector<StepAbsence>> StepModel::schedule(const std::string& m
                                                             const std::vector<MoreRoom>& more_room,
                                                             ScheduleOptions options) const {
   require(may_leave.size() == gaps(), "may_leave", "a flag for each gap");
-  const auto released = release_late(may_leave, budget_bytes, more_room, options.furthest_first);
+  Scratch scratch;
+  const auto released = release_late(may_leave, budget_bytes, more_room, options.furthest_first, scratch);
   if (!released.has_value()) return std::nullopt;
-  return reload_early(*released, budget_bytes, options.in_order);
+  return reload_early(*released, budget_bytes, options.in_order, scratch);
 }
 
 std::string StepModel::cover(const std::vector<std::int32_t>& order, std::int64_t budget_bytes) const {
-  std::vector<std::int64_t> change(points() + 1, 0);
+  Scratch scratch;
+  ScratchList<std::int64_t> change = scratch.list<std::int64_t>(points() + 1, 0);
   for (std::size_t index = 0; index < gaps(); ++index) {
     const auto gap = static_cast<std::int32_t>(index);
     change[shape_.gaps[gap].first] += bytes_of(gap);
     change[shape_.gaps[gap].last + 1] -= bytes_of(gap);
   }
-  RoomTree tree(room_of(change, budget_bytes));
+  RoomTree tree(room_of(change, budget_bytes, scratch));
   std::string may_leave(gaps(), '\1');
   for (const std::int32_t index : order) {
     require(index >= 0 && index < static_cast<std::int32_t>(gaps()), "order", "indices of gaps");
@@ -197,19 +201,20 @@ std::string StepModel::cover(const std::vector<std::int32_t>& order, std::int64_
   return may_leave;
 }
 
-std::optional<std::vector<StepAbsence>> StepModel::release_late(const std::string& may_leave, std::int64_t budget_bytes,
+std::optional<ScratchList<StepAbsence>> StepModel::release_late(const std::string& may_leave, std::int64_t budget_bytes,
                                                                 const std::vector<MoreRoom>& more_room,
-                                                                bool furthest_first) const {
-  std::vector<std::int64_t> more(points(), 0);
+                                                                bool furthest_first, Scratch& scratch) const {
+  ScratchList<std::int64_t> more = scratch.list<std::int64_t>(points(), 0);
   for (const MoreRoom& one : more_room) {
     require(one.interval >= 0 && one.interval < static_cast<std::int32_t>(points()), "more_room",
             "intervals of the step");
     more[one.interval] = std::max(more[one.interval], one.bytes);
   }
-  std::vector<StepAbsence> released;
-  std::vector<std::int64_t> back(points() + 1, 0);
+  ScratchList<StepAbsence> released(scratch.memory());
+  released.reserve(gaps());
+  ScratchList<std::int64_t> back = scratch.list<std::int64_t>(points() + 1, 0);
   // The rank of a gap is its index (the order of offloads), or its position by the furthest use.
-  WaitingRanks waiting(gaps());
+  WaitingRanks waiting(gaps(), scratch);
   const auto gap_at = [&](std::int32_t rank) { return furthest_first ? gaps_from_furthest_[rank] : rank; };
   std::size_t next = 0;
   std::int64_t absent = 0;
@@ -239,17 +244,18 @@ std::optional<std::vector<StepAbsence>> StepModel::release_late(const std::strin
   return released;
 }
 
-std::vector<StepAbsence> StepModel::reload_early(const std::vector<StepAbsence>& released, std::int64_t budget_bytes,
-                                                 bool in_order) const {
-  std::vector<std::int32_t> release_points(gaps(), -1);
-  std::vector<std::int64_t> change(points() + 1, 0);
+std::vector<StepAbsence> StepModel::reload_early(const ScratchList<StepAbsence>& released, std::int64_t budget_bytes,
+                                                 bool in_order, Scratch& scratch) const {
+  ScratchList<std::int32_t> release_points = scratch.list<std::int32_t>(gaps(), -1);
+  ScratchList<std::int64_t> change = scratch.list<std::int64_t>(points() + 1, 0);
   for (const StepAbsence& absence : released) {
     release_points[absence.gap] = absence.release_point;
     change[absence.release_point + 1] += bytes_of(absence.gap);
     change[shape_.gaps[absence.gap].last + 1] -= bytes_of(absence.gap);
   }
-  RoomTree tree(room_of(change, budget_bytes));
+  RoomTree tree(room_of(change, budget_bytes, scratch));
   std::vector<StepAbsence> absences;
+  absences.reserve(released.size());
   std::int32_t earliest = -1;
   for (const std::int32_t index : gaps_by_last_) {
     if (release_points[index] < 0) continue;

@@ -10,6 +10,8 @@
 namespace vdnn {
 namespace {
 
+constexpr std::size_t most_past = 1024;  // intervals are dropped many at a time
+
 double checked_rate(const char* name, double bytes_per_s) {
   if (!(bytes_per_s > 0) || !std::isfinite(bytes_per_s)) {
     throw InvalidArgument(name, "a positive number of bytes per second", std::to_string(bytes_per_s));
@@ -62,7 +64,8 @@ std::int64_t VirtualClock::end_of_copy(const Engine& engine, const Engine& other
                                        std::uint64_t bytes) {
   std::int64_t now = begin_ns;
   auto left = static_cast<double>(bytes);
-  const auto first = std::lower_bound(other.busy.begin(), other.busy.end(), begin_ns,
+  const auto begin = other.busy.begin() + static_cast<std::ptrdiff_t>(other.past);
+  const auto first = std::lower_bound(begin, other.busy.end(), begin_ns,
                                       [](const Interval& busy, std::int64_t time) { return busy.end_ns <= time; });
   for (auto busy = first; busy != other.busy.end() && left > 0; ++busy) {
     const auto run = [&](std::int64_t until, double rate) {
@@ -88,7 +91,10 @@ void VirtualClock::copy(std::uint32_t stream, std::uint64_t bytes, CopyDirection
   engine.free_ns = end;
   clock.now_ns = end;
   // Later copies of this engine start after `issue`, so intervals that end before it do not affect them.
-  while (!other.busy.empty() && other.busy.front().end_ns <= issue) other.busy.pop_front();
+  while (other.past < other.busy.size() && other.busy[other.past].end_ns <= issue) ++other.past;
+  if (other.past < most_past) return;
+  other.busy.erase(other.busy.begin(), other.busy.begin() + static_cast<std::ptrdiff_t>(other.past));
+  other.past = 0;
 }
 
 }  // namespace vdnn

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <vector>
 
 #include "device/device.h"
@@ -51,7 +50,8 @@ class VirtualClock {
     double bytes_per_s;         // while the other engine is idle
     double shared_bytes_per_s;  // while the other engine is busy
     std::int64_t free_ns = 0;
-    std::deque<Interval> busy;  // in order, disjoint
+    std::vector<Interval> busy;  // in order, disjoint
+    std::size_t past = 0;        // so many of them affect no later copy
   };
   [[nodiscard]] static std::int64_t end_of_copy(const Engine& engine, const Engine& other, std::int64_t begin_ns,
                                                 std::uint64_t bytes);
