@@ -220,7 +220,16 @@ def with_resident(recording: Recording, resident_bytes: int) -> Recording:
     if not more_bytes:
         return recording
     points = tuple(
-        replace(point, allocated_bytes=point.allocated_bytes + more_bytes, peak_bytes=point.peak_bytes + more_bytes)
+        Point(
+            point.kind,
+            point.lifetime,
+            point.key,
+            point.compute_ns,
+            point.allocated_bytes + more_bytes,
+            point.peak_bytes + more_bytes,
+            point.operation,
+            point.issue_ns,
+        )
         for point in recording.points
     )
     return replace(recording, resident_bytes=resident_bytes, points=points)
@@ -265,29 +274,35 @@ def live_bytes(lifetimes: tuple[Lifetime, ...], points: int) -> list[int]:
 
 def _larger_point(one: Point, other: Point, live: int, live_of_one: int, live_of_other: int) -> Point:
     """Memory of no lifetime (transient results, parameters) is the larger of the two, and comes on top of `live`."""
-    return replace(
-        one,
-        key=None if one.key is None or other.key is None else _larger_key(one.key, other.key),
-        compute_ns=max(one.compute_ns, other.compute_ns),
-        allocated_bytes=live + max(one.allocated_bytes - live_of_one, other.allocated_bytes - live_of_other),
-        peak_bytes=live + max(one.peak_bytes - live_of_one, other.peak_bytes - live_of_other),
+    return Point(
+        one.kind,
+        one.lifetime,
+        None if one.key is None or other.key is None else _larger_key(one.key, other.key),
+        max(one.compute_ns, other.compute_ns),
+        live + max(one.allocated_bytes - live_of_one, other.allocated_bytes - live_of_other),
+        live + max(one.peak_bytes - live_of_one, other.peak_bytes - live_of_other),
+        one.operation,
+        one.issue_ns,
     )
 
 
 def _larger_key(one: SaveKey, other: SaveKey) -> SaveKey:
+    if one.size == other.size:
+        return one
     size = tuple(map(max, one.size, other.size))
     return replace(one, size=size, stride=one.stride if size == one.size else other.stride)
 
 
 def _larger_lifetime(one: Lifetime, other: Lifetime) -> Lifetime:
-    return replace(
-        one,
-        nbytes=max(one.nbytes, other.nbytes),
-        read=tuple(map(max, one.read, other.read)),
-        copy_point=max(one.copy_point, other.copy_point),
-        free_point=max(one.free_point, other.free_point),
-        end_point=max(one.end_point, other.end_point),
-        recompute=_larger_recompute(one.recompute, other.recompute),
+    return Lifetime(
+        max(one.nbytes, other.nbytes),
+        one.saves,
+        one.uses,
+        tuple(map(max, one.read, other.read)),
+        max(one.copy_point, other.copy_point),
+        max(one.free_point, other.free_point),
+        max(one.end_point, other.end_point),
+        _larger_recompute(one.recompute, other.recompute),
     )
 
 

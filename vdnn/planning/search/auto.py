@@ -81,11 +81,11 @@ class Auto(PlanPolicy):
         if budget_bytes is None or recording.peak_bytes <= budget_bytes:
             yield self.plan(request)
             return
-        require_feasible_budget(recording, budget_bytes)
         finalists = self._effort.finalists if len(recording.points) <= _LONG else 1
         search = make_plan_search(request, self._effort._replace(finalists=finalists), self._known)
         found = search.all()
         if not found:
+            require_feasible_budget(recording, budget_bytes)
             raise RuntimeError("Auto.candidates: expected moves under a budget that can be met, got none")
         for _, chosen, absences in found:
             yield _plan_of(request, chosen, absences)

@@ -70,8 +70,10 @@ class BudgetPlanner:
         costs, budget_bytes = self.costs(timeline), self.budget_bytes(recording)
         if where_possible:
             recording = as_if_feasible(recording, budget_bytes)
-        require_feasible_budget(recording, budget_bytes)
-        target_bytes = self.target_bytes(recording, tightened_bytes)
+        least = least_bytes(recording)
+        if least > budget_bytes:
+            require_feasible_budget(recording, budget_bytes)
+        target_bytes = max(least, self._most_bytes(recording, tightened_bytes))
         # For the budget "min" the plan with the lowest peak is accepted.
         must_fit = not (self.policy.name == "auto" and self.wants_the_least)
         policy = self.policy if known is None else self.policy.near(known)
@@ -85,10 +87,14 @@ class BudgetPlanner:
     def target_bytes(self, recording: Recording, tightened_bytes: int = 0) -> int:
         """The peak that the plan may reach: the budget less the slack, unless that is too little. A step that fits
         the whole budget moves nothing."""
+        return max(least_bytes(recording), self._most_bytes(recording, tightened_bytes))
+
+    def _most_bytes(self, recording: Recording, tightened_bytes: int) -> int:
+        """The same, also where it is too little."""
         budget_bytes = self.budget_bytes(recording)
         if self.budget is not None and recording.peak_bytes > budget_bytes:  # a reserve is larger than the slack
             budget_bytes = int(budget_bytes * (1 - SLACK))
-        return max(least_bytes(recording), budget_bytes - tightened_bytes - self.unrecorded_bytes)
+        return budget_bytes - tightened_bytes - self.unrecorded_bytes
 
     def budget_bytes(self, recording: Recording) -> int:
         fixed_bytes = self.fixed_bytes(recording.device_bytes)
