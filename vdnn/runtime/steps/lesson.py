@@ -77,12 +77,12 @@ class Lesson:
         return StepScript(tuple(map(self._settled, self._events)), step, self._resident_bytes)
 
     def _is_native(self, lifetime: int) -> bool:
-        """True if the gate keeps or moves it by itself."""
+        """True if the gate keeps or moves the save by itself."""
         return self._are_kept[lifetime] or lifetime not in self._not_light
 
     def _read_natively(self, read: set[int]) -> set[int]:
-        """The events of saves that the gate keeps or moves and Python notes for recipes: saves of the lifetimes in
-        `read`, and saves at which the settings of torch are read."""
+        """The events of saves that the gate keeps or moves, but that Python has to note for recipes: recipes read their
+        lifetimes (`read`), or the settings of torch are read at them."""
         events = self._events
         found = {number for number, event in enumerate(events) if event.is_save and event.lifetime in read}
         unseen = self._recomputes.unseen(lambda number: number in found or self._settled(events[number]).is_for_python)
@@ -128,7 +128,7 @@ class Lesson:
         self._add_use(EventKind.USE if self._is_kept(watched.planned) else EventKind.FETCH, watched)
 
     def used_operand(self, packed: object) -> None:
-        """A recompute has used a save. Called by the hooks."""
+        """Called by the hooks when a recompute has used a save."""
         watched = packed.managed.watched if type(packed) is PackedView else None
         if watched is None or watched.observer is not self.step:
             self.has_failed = True
@@ -147,7 +147,7 @@ class Lesson:
         self._recomputes.look()
 
     def encoded(self, key: SaveKey, planned: int | None) -> None:
-        """Bytes were encoded. Called by the hooks."""
+        """Called by the hooks when bytes were encoded."""
         if planned is None:
             self.has_failed = True
         else:
@@ -196,7 +196,7 @@ class Lesson:
         return event._replace(encoded=encoded)
 
     def _moving(self, event: ScriptEvent, tensor: torch.Tensor, managed: ManagedStorage) -> Moving | None:
-        """The facts with which the gate moves this save itself; None if Python has to."""
+        """The facts that the gate needs to move this save by itself. None if Python has to move it."""
         node, facts, key = tensor.grad_fn, managed.facts, event.key
         is_plain = type(tensor) is torch.Tensor and not tensor.dtype.is_complex and not tensor.is_neg()
         is_discarded = node is not None and _is_recomputed(managed)
@@ -241,7 +241,7 @@ class Lesson:
 
 
 def _is_recomputed(managed: ManagedStorage) -> bool:
-    """True if the save that began it was discarded at once, by a recipe that is exact."""
+    """True if the first save of the storage was discarded at once, because an exact recipe was known."""
     discarded = managed.discarded
     if managed.action is not Action.RECOMPUTE or discarded is None or not isinstance(discarded.recipe, Recipe):
         return False
@@ -249,12 +249,13 @@ def _is_recomputed(managed: ManagedStorage) -> bool:
 
 
 class RecomputeLesson:
-    """Learns about the recomputes of one step: which saves they read, and what is encoded where. Events are numbered as
-    in its script.
+    """Learns about the recomputes of one step: which saves they read, and at which events bytes are encoded. Events
+    have their numbers in the script.
 
     A recipe finds what it reads through the nodes of the graph. It also has to know the settings of torch under which
     each node ran: from a save of that node, or from the saves before and after it. So all of these saves are noted in a
-    settled step, and the settings are read there. A recipe is then as exact as without the gate."""
+    settled step, and the settings are read there. A recipe is then as exact as without the gate.
+    """
 
     def __init__(self, step: StepObserver) -> None:
         self._step = step
@@ -265,27 +266,27 @@ class RecomputeLesson:
         self._nodes: set[int] = set()  # of the recipes
 
     def encoded(self, key: SaveKey, planned: int) -> None:
-        """Bytes were encoded, and the plan has a lifetime for them."""
+        """Notes encoded bytes, which have a lifetime in the plan."""
         self._encoded.append(EncodedSave(key, planned))
 
     def take_encoded(self) -> tuple[EncodedSave, ...]:
-        """Those that were encoded since the last call."""
+        """The saves that were encoded since the last call."""
         taken = tuple(self._encoded)
         self._encoded.clear()
         return taken
 
     def saved(self, event: int) -> None:
-        """The running node saved something that is not small: the settings of torch were read."""
+        """Notes a save of the running node at which the settings of torch were read, because it is not small."""
         self._saves.append((_sequence_nr() - 1, event))
 
     def begins(self, managed: ManagedStorage) -> None:
-        """A lifetime begins."""
+        """Notes the begin of a lifetime."""
         if managed.action in (Action.RECOMPUTE, Action.COMPRESS):
             self._discarding.append(managed.reference)
 
     def look(self, own: ManagedStorage | None = None) -> bool:
-        """Notes what the recipes read of all that was discarded since the last call. True if there was any beside
-        `own`."""
+        """Notes the operands of storages that were discarded since the last call. Returns True if any of these storages
+        is not `own`."""
         found = False
         for reference in self._discarding[:]:
             managed = reference()
@@ -309,7 +310,8 @@ class RecomputeLesson:
         }
 
     def unseen(self, is_handled: Callable[[int], bool]) -> list[int]:
-        """Saves at which the settings of torch have to be read, and which Python does not handle anyway."""
+        """The saves at which Python has to read the settings of torch, without those that Python handles in any
+        case."""
         saves = sorted(self._saves)
         found: list[int] = []
         for node in self._nodes:

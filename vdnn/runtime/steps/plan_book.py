@@ -1,13 +1,13 @@
 """The plans that a session follows: a ladder for each kind of step, with a rung for each size.
 
-A step follows a rung of its expected kind: one that serves its size, one that is made for it, or else the highest. If
-that kind has no ladder, the step is recorded to make one, as long as there is room; otherwise it follows a rung of a
-kind that began alike.
+A step follows a rung of its expected kind: one that serves its size, one that is made for its size, or else the
+highest. If that kind has no ladder, the step is recorded to make one, as long as there is room; otherwise it follows a
+rung of a kind that began alike.
 
-Executed steps are compared with their budget. If a step took more, the book plans again for that much less, or for the
-memory that is resident now, a bounded number of times, and logs it. A step that turned out to be of another kind is not
-compared. If a step took more because it saved other things than its plan (a loss term that begins, layers that are
-frozen), the next one like it is recorded, and gets a plan of its own.
+Executed steps are compared with their budget. If a step took more, the book plans again, for a budget that is smaller
+by the excess or for the memory that is resident now. It does so a bounded number of times, and logs each. A step that
+turned out to be of another kind is not compared. If a step took more because it saved other things than its plan (a
+loss term that begins, layers that are frozen), the next one like it is recorded, and gets a plan of its own.
 
 [Note: Foresight] A step that cannot fit its budget is refused when it begins: from its first save and the steps
 recorded so far, by an estimate that is no larger than the step (vdnn/step/lower_estimate.py). All other steps run,
@@ -76,7 +76,7 @@ class PlanBook:
         folder: PlanFolder | None = None,
         refused: Callable[[VdnnError], bool | None] = lambda error: False,
     ) -> None:
-        """`refused` is asked before the step of an error is refused, see StepWatch."""
+        """`refused` is called before a step is refused, see StepWatch."""
         self._refused = refused
         self._given = None if plan is None else Executor(plan, is_given=True)
         self._planner = planner
@@ -110,7 +110,7 @@ class PlanBook:
 
     @property
     def is_virtual(self) -> bool:
-        """True where time is virtual: all that a plan needs is there before the next step."""
+        """True in virtual time, where planning is always finished before the next step."""
         return self._planner is not None and self._planner.profile is not None
 
     @property
@@ -150,14 +150,15 @@ class PlanBook:
         return self._was_last_quiet and bool(rungs) and is_for_good
 
     def fits_with(self, more_bytes: int) -> bool:
-        """True if every step that has a plan could have one with so many more bytes resident."""
+        """True if every planned step could be planned with this many more bytes resident."""
         planner = self._planner
         return planner is not None and all(
             planner.is_feasible(with_more_resident(rung.recording, more_bytes)) for rung in self.rungs
         )
 
     def predicted_ns(self, more_bytes: int) -> int | None:
-        """The mean time of the steps that plans serve, with so many more bytes resident. None if that does not fit."""
+        """Predicts the mean time of the steps that plans serve, with this many more bytes resident. None if they do not
+        fit the budget."""
         planner, total_ns, steps = self._planner, 0.0, 0
         followed = sorted((one for one in self.rungs if one.steps), key=lambda one: one.steps)[-_MOST_COMPARED:]
         if planner is None or not self.fits_with(more_bytes):
@@ -195,15 +196,16 @@ class PlanBook:
         self._begin()
 
     def leave_room_for(self, unrecorded_bytes: int) -> None:
-        """Plans that are made from now on do: see BudgetPlanner."""
+        """Makes later plans leave room for memory that recordings do not have: see BudgetPlanner."""
         if self._planner is not None:
             self._planner = replace(self._planner, unrecorded_bytes=unrecorded_bytes)
         if self._maker is not None and self._planner is not None:
             self._maker.planner = self._planner
 
     def record_anew(self, more_bytes: int) -> None:
-        """Other training state is on the device from now on. Each kind of step follows its plan once more, is recorded,
-        and planned from that. It takes `more_bytes` that are not there as it begins."""
+        """Called when other training state is on the device from now on. Each kind of step follows its plan once more,
+        is recorded meanwhile, and is planned anew. Such a step takes `more_bytes` that are not allocated when it
+        begins."""
         for ladder in self._ladders.values():
             ladder.is_of_other_state, ladder.more_bytes = True, more_bytes
 
@@ -213,8 +215,7 @@ class PlanBook:
             self._maker.stop()
 
     def restore(self, keys: SaveKeys, modules: ModuleWatch, transport: Transport) -> None:
-        """Called first when a step has begun: takes the ladders that an earlier run has stored for steps that begin
-        so."""
+        """Called at the begin of a step. Takes the ladders that an earlier run has stored for steps with this begin."""
         store, begin = self._store, keys.begin
         if store is None or begin is None or begin in self._asked_for:
             return
@@ -236,13 +237,13 @@ class PlanBook:
         self._store = None
 
     def store(self) -> None:
-        """Writes the plans to the plan folder, if some were made since they were written."""
+        """Writes the plans to the plan folder, if some were made since the last call."""
         if self._store is not None and self.tally.changes != self._made_when_stored:
             self._made_when_stored = self.tally.changes
             self._store.store(self._ladders, self._begins, [kind for _, kind in self._order])
 
     def forget_stored(self) -> None:
-        """Removes the plans from the plan folder: one of them recomputed a wrong value."""
+        """Removes the plans from the plan folder, because one of them recomputed a wrong value."""
         if self._store is not None:
             self._store.forget()
 
@@ -251,7 +252,7 @@ class PlanBook:
     ) -> Executor | None:
         """The executor for the step of which `keys` has the first save; None if the step follows no plan. All steps
         follow a plan that the user gave; steps that differ from it report how. `allocated_bytes` are allocated now.
-        `free_state` is called if no plan is for this step with what is allocated: see [Note: State leaves again] in
+        `free_state` is called if no plan serves this step with these bytes allocated: see [Note: State leaves again] in
         state_room.py. It returns the bytes that it frees."""
         if self._given is not None:
             return self._given
@@ -303,14 +304,14 @@ class PlanBook:
         return max((rung.executor.plan.offloaded_bytes for rung in self.rungs), default=None)
 
     def _alike_ladder(self, begin: Begin) -> Ladder | None:
-        """The ladder of a kind that begins so, or nearly so."""
+        """The ladder of a kind with this begin, or with a similar one."""
         alike = [kind for kind, one in self._begins.items() if one.is_like(begin)]
         if not alike:
             return None
         return self._ladders[max(alike, key=lambda kind: (self._begins[kind] == begin, self._ladders[kind].last_used))]
 
     def _best_rung(self, ladder: Ladder, first: SaveKey, begin: Begin, maker: PlanMaker) -> Rung | None:
-        """The rung that serves a step that begins so. A better one is made, if what was recorded tells of it."""
+        """The rung for steps with this first save. Makes a better one first, if recorded steps predict that step."""
         rung = ladder.choose(first)
         if rung is not None and not (rung.is_far_above(first) and maker.may_improve):
             return rung
@@ -322,14 +323,14 @@ class PlanBook:
         return ladder.choose(first)
 
     def tell_kind(self, keys: SaveKeys) -> None:
-        """Called first when a step has ended: its kind may be one that it is like."""
+        """Called first when a step has ended. Finds the earlier kind whose plans its kind shares."""
         if self._planner is not None and keys.begin is not None:
             self._own_kind = keys.kind
             keys.kind = self._alike.kind_for(keys.kind, keys.begin, keys.saves)
 
     def require_foreseen_fit(self, keys: SaveKeys, resident_bytes: int, earlier_bytes: int) -> None:
-        """Raises BudgetError if a step that begins so is above all rungs, and over the budget under every plan.
-        Graphs of earlier steps hold `earlier_bytes` of the `resident_bytes`."""
+        """Raises BudgetError if a step with this begin is above all rungs, and over the budget under every plan. Graphs
+        of earlier steps hold `earlier_bytes` of the `resident_bytes`."""
         if self._planner is None or keys.first is None:
             return
         alike = [self._ladders[kind] for kind, begin in self._begins.items() if begin == keys.begin]
@@ -337,7 +338,7 @@ class PlanBook:
             require_foreseen_fit(self._planner, alike[0], keys.first, resident_bytes, earlier_bytes)
 
     def ended(self, keys: SaveKeys) -> None:
-        """Note the kind of a finished step."""
+        """Notes the kind of a finished step."""
         if self._planner is not None and keys.begin is not None:
             self._kinds.ended(keys.begin, keys.kind)
             self._order.append((keys.begin, keys.kind))
@@ -355,8 +356,8 @@ class PlanBook:
         is_warm_up: bool = False,
         earlier_bytes: int = 0,
     ) -> None:
-        """Make a plan for a recorded step, if there is a planner and no plan serves the step yet. `followed`: it
-        followed this plan. `earlier_bytes`: graphs of earlier steps held so many on the device."""
+        """Make a plan for a recorded step, if there is a planner and no plan serves the step yet. `followed`: the plan
+        that it followed. `earlier_bytes`: the bytes that graphs of earlier steps held on the device."""
         self.tally.recorded()
         begin, kind, maker = keys.begin, keys.kind, self._maker
         if maker is None or begin is None:
@@ -424,7 +425,7 @@ class PlanBook:
         maker.make_from(recording, timeline, None if below is None else below.recording, origin, use, give_up)
 
     def _ladder_for(self, kind: Kind, begin: Begin, recorded: RecordedSizes) -> Ladder:
-        """The ladder of a kind; a new one that begins with these recorded steps if it has none, or none any more."""
+        """The ladder of a kind. If it has none, a new one that begins with these recorded steps."""
         if kind not in self._ladders:
             while len(self._ladders) >= _MOST_KINDS:
                 oldest = min(self._ladders, key=lambda one: self._ladders[one].last_used)
@@ -444,8 +445,8 @@ class PlanBook:
         return None if ladder is None else ladder.rung_of(executor)
 
     def room_bytes(self, followed: Executor, budget_bytes: int, allocated_bytes: int) -> int | None:
-        """The part of the budget that a step leaves if it follows this plan, and `allocated_bytes` are allocated at its
-        first save. Negative if more is allocated than when the step was recorded. None for the plan of the user."""
+        """The part of the budget that a step leaves free if it follows this plan with `allocated_bytes` at its first
+        save. Negative if more is allocated than when the step was recorded. None for the plan of the user."""
         rung = next((one for one in self.rungs if one.executor is followed), None)
         if rung is None:
             return None
@@ -483,7 +484,8 @@ class PlanBook:
         return budget_bytes, Over.MORE_THAN_PLANNED if is_own else Over.ANOTHER_PLAN
 
     def _does_not_fit(self, rung: Rung, keys: SaveKeys) -> None:
-        """A step differed from this rung of its kind, and exceeded its budget: the next one gets another plan."""
+        """Called when a step differed from this rung of its kind and exceeded its budget. The next one gets another
+        plan."""
         ladder, own = self._ladders[keys.kind], self._own_kind
         if own is not None and keys.begin is not None and self._alike.set_apart(own, keys.begin, keys.saves):
             keys.kind = own

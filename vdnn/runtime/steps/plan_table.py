@@ -1,9 +1,10 @@
-"""The plans of one kind of step, for one size after another: a ladder, whose rungs are plans; when a recorded step
-needs one more; and the tally of what steps followed, for the report.
+"""The plans of one kind of step: a ladder, which has a rung for each planned size. Decides when a recorded step needs a
+new rung, and counts for the report which plans steps followed.
 
-A plan serves every step of its kind that is no larger: at each point that step takes no more. So a step follows the
-lowest rung that serves it. Where no rung is known to, it follows the highest, and a guard balances what is larger, or
-none if it is far larger. Sizes that were not recorded get rungs that are made of recorded ones (size_model.py).
+A plan serves every step of its kind that is not larger, because such a step takes no more memory at any point. So a
+step follows the lowest rung that serves it. If no rung is known to serve it, it follows the highest one, and a guard
+makes room for larger storages. A far larger step follows no rung. Sizes that were not recorded get rungs from predicted
+steps (size_model.py).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Rung:
         self.follow(recording, planned)
 
     def follow(self, recording: Recording, planned: PlannedStep) -> None:
-        """From now on its steps follow this plan. What the planner predicts of them is remembered."""
+        """From now on the steps of this rung follow this plan."""
         self.recording, self._planned = recording, planned
         self._least_bytes: int | None = None
         lifetimes = planned.plan.lifetimes
@@ -87,14 +88,14 @@ class Rung:
         self.peak_bytes = planned.timeline.peak_bytes
 
     def follow_with_less_room(self, recording: Recording, planned: PlannedStep) -> None:
-        """The same while more is resident than when its step was recorded."""
+        """Follows a plan that leaves less room, as long as more is resident than when the step was recorded."""
         roomier = self._roomier or (self.recording, self._planned)
         self.follow(recording, planned)
         self._roomier = roomier
 
     def follow_with_room_again(self, allocated_bytes: int) -> bool:
-        """Follows its plan of before, if what was resident then is gone: `allocated_bytes` are allocated at the first
-        save. False if that plan is not for so many."""
+        """Follows the plan from before `follow_with_less_room` again, if the memory that was resident then is free.
+        Returns False if `allocated_bytes` at the first save are too many for that plan."""
         if self._roomier is None or allocated_bytes > first_point(self._roomier[0]).allocated_bytes:
             return False
         (recording, planned), self._roomier = self._roomier, None
@@ -102,7 +103,7 @@ class Rung:
         return True
 
     def least_bytes(self, resident_bytes: int) -> int:
-        """The smallest budget of its step, if so much is allocated when that begins."""
+        """The smallest budget that the rung's step can meet with `resident_bytes` allocated at its begin."""
         if self._least_bytes is None:
             self._least_bytes = least_bytes(self.recording)
         return self._least_bytes + resident_bytes - self.recording.resident_bytes
@@ -125,20 +126,20 @@ class Rung:
         return self.recording.managed_bytes
 
     def serves(self, first: SaveKey) -> bool:
-        """True if a step that begins so is known to be no larger."""
+        """True if a step with this first save is known not to be larger."""
         return is_within(first, self.first) or any(is_within(first, one) for one in self._served)
 
     def is_far_above(self, first: SaveKey) -> bool:
-        """True if a step that begins so may have a better plan."""
+        """True if a step with this first save may have a faster plan, because it is much smaller."""
         return self.slowdown > _FREE and math.prod(first.size) < _NEAR * math.prod(self.first.size)
 
     @property
     def larger_steps(self) -> tuple[SaveKey, ...]:
-        """The first saves of larger steps that it served."""
+        """The first saves of larger steps that the rung served."""
         return tuple(self._served)
 
     def served(self, first: SaveKey) -> None:
-        """A step that begins so followed it, and was no larger."""
+        """Notes that a step with this first save followed the rung and was not larger."""
         if not self.serves(first):
             larger = [one for one in self._served if not is_within(one, first)]
             self._served = [*larger, first][-_MOST_SIZES:]
@@ -163,7 +164,8 @@ class Ladder:
         return next((rung for rung in rungs if rung.serves(first)), None)
 
     def is_far_below(self, first: SaveKey) -> bool:
-        """True if a step that begins so outgrows every rung, so that following one is worse than none."""
+        """True if a step with this first save is so much larger than every rung that following one is worse than
+        following none."""
         return math.prod(first.size) > _FAR * math.prod(self.rungs[-1].first.size)
 
     def deserves_own(self, rung: Rung, first: SaveKey) -> bool:
@@ -172,7 +174,8 @@ class Ladder:
 
     @property
     def may_replace(self) -> bool:
-        """True if a rung that does not fit may be made anew. Steps that differ in turns would make one in each step."""
+        """True if a rung that does not fit may still be replaced. The number is bounded: steps that alternate would
+        otherwise cause a new plan in each step."""
         return self.replaced < _MOST_REPLACED
 
     def find_near(self, first: SaveKey, recording: Recording) -> bool:
@@ -185,23 +188,24 @@ class Ladder:
         return next((one for one in self.rungs if one.executor is executor), None)
 
     def highest_without(self, wrong: Rung | None) -> Rung | None:
-        """The highest rung, without one that was made of what turned out to be wrong."""
+        """The highest rung, ignoring `wrong` and the guesses made beside it."""
         rungs = self._without(wrong)
         return rungs[-1] if rungs else None
 
     def replace(self, wrong: Rung | None, rung: Rung) -> None:
-        """Adds a rung, and removes that one."""
+        """Removes the wrong rung, and adds another one."""
         self.rungs = self._without(wrong)
         self.add(rung)
 
     def _without(self, wrong: Rung | None) -> list[Rung]:
-        """The rungs without a wrong one. What was guessed is then wrong, too."""
+        """The rungs without a wrong one. If there is a wrong one, guesses are left out, too."""
         if wrong is None:
             return self.rungs
         return [one for one in self.rungs if one is not wrong and one.origin is not RungOrigin.GUESSED]
 
     def add(self, rung: Rung) -> None:
-        """Adds a rung. Of rungs that begin alike the highest remains: the begin of a step cannot tell them apart."""
+        """Adds a rung. Of rungs with first saves of one size only the highest remains, because the first save of a step
+        cannot tell them apart."""
         alike = [one for one in self.rungs if one.first.size == rung.first.size]
         if any(one.nbytes > rung.nbytes for one in alike):
             return
@@ -218,8 +222,8 @@ _MISTAKEN_TIME = 0.05
 
 
 def needs_plan(ladder: Ladder, rung: Rung | None, recording: Recording, *, is_planned: bool, has_grown: bool) -> bool:
-    """True if a recorded step had no plan of its size, or was larger than its plan, or so much smaller that it deserves
-    another one. `rung`: the one of its kind that it followed."""
+    """True if a recorded step had no plan of its size, or was larger than its plan, or so much smaller that it gets a
+    plan of its own. `rung`: the rung of its kind that it followed."""
     first = first_save(recording)
     if not is_planned:
         return not ladder.find_near(first, recording)
@@ -232,7 +236,7 @@ def needs_plan(ladder: Ladder, rung: Rung | None, recording: Recording, *, is_pl
 
 
 def is_mistaken(rung: Rung, predicted: Recording | None, recorded: Recording) -> bool:
-    """True if the step that followed this rung is not as predicted."""
+    """True if a step that followed this rung took other memory or time than predicted."""
     if predicted is None or rung.origin is RungOrigin.RECORDED:
         return False
     wrong_bytes = abs(recorded.peak_bytes - predicted.peak_bytes)
@@ -254,34 +258,34 @@ class StepTally:
         self._choice: tuple[Ladder, Executor] | None = None  # of the running step
 
     def recorded(self) -> None:
-        """The running step was recorded."""
+        """Notes that the running step was recorded."""
         self.recordings += 1
         self._is_recorded = True
 
     def made_one(self) -> None:
-        """A plan was made."""
+        """Counts a plan that was made."""
         self.made += 1
 
     def improved_one(self) -> None:
-        """A rung got a better plan, which was found beside the training."""
+        """Counts a better plan, which was found beside the training."""
         self.improved += 1
 
     @property
     def changes(self) -> int:
-        """All plans that were made or got better."""
+        """The number of plans that were made or improved."""
         return self.made + self.improved
 
     def made_again(self) -> None:
-        """A plan was made again for less memory."""
+        """Counts a plan that was made again for less memory."""
         self.made += 1
         self.tightened += 1
 
     def chose(self, ladder: Ladder, rung: Rung) -> None:
-        """The running step follows this rung."""
+        """Notes that the running step follows this rung."""
         self._choice = ladder, rung.executor
 
     def ended(self, first: SaveKey | None, ladder: Ladder | None) -> None:
-        """The running step began with `first`, and is of the kind that has this ladder."""
+        """Counts the finished step, which began with `first` and is of the kind of this ladder."""
         self._last = self._followed(first, ladder)
         self._counts[self._last] += 1
         self._is_recorded, self._choice = False, None

@@ -1,7 +1,8 @@
 """Runs functions of ours in place of torch's that read or change the gradients of many parameters at one time.
 
-torch wraps its functions for clipping in one that turns gradients off and keeps the wrapped one in a closure. That is
-the place to stand, however a program imported them. GradScaler has a method. Both are replaced while somebody asks.
+torch wraps each function for clipping in one that turns gradients off and holds the wrapped function in a closure.
+Replacing it in the closure works however a program imported the wrapper. GradScaler has a method. Both are replaced as
+long as there is a user.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def _cell_of(wrapper: Any) -> CellType:
 
 
 def replace_passes(passes: Passes) -> Callable[[], None]:
-    """From now on torch's functions call those of `passes`, the same for all users. Returns what undoes it once."""
+    """From now on torch's functions call those of `passes`, the same for all users. Returns a function that undoes this
+    once."""
     global _users
     with _lock:
         if not _users:
@@ -94,7 +96,8 @@ def grouped(likes: list[torch.Tensor]) -> Iterator[tuple[torch.device, list[int]
 
 
 def takes_foreach(likes: list[torch.Tensor], device: torch.device, foreach: bool | None) -> bool:
-    """True if torch uses its foreach functions for a group. Raises as torch does if it cannot though it is told to."""
+    """True if torch uses its foreach functions for a group. Raises as torch does if `foreach=True` is given and
+    impossible."""
     if foreach is None:
         return _has_foreach_support(likes, device)
     if foreach and not _device_has_foreach_support(device):

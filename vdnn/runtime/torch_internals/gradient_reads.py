@@ -1,8 +1,8 @@
-"""Lets reads and writes of `parameter.grad` pass through a function of ours, as long as somebody asks for it.
+"""Routes reads and writes of `parameter.grad` through a function of vdnn, as long as there is a user of it.
 
 torch keeps a gradient in a native field that Python reads through an attribute of its base class. An attribute `grad`
-of torch.nn.Parameter, or of DTensor, goes ahead of that one, so optimizers, clipping, GradScaler and users come here.
-Autograd reads and writes the native field.
+of torch.nn.Parameter, or of DTensor, shadows that one, so reads of optimizers, clipping, GradScaler and users arrive
+here. Autograd reads and writes the native field.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class CutTrial:
-    """A choice that was tried: `held` if it is made, the nodes that are recomputed then, and those in backward."""
+    """A cut that was tried: the bytes that it holds, the nodes that it recomputes, and the nodes in backward."""
 
     held: RegionBytes
     recomputed: frozenset[fx.Node]

@@ -35,7 +35,7 @@ natively_held: Callable[[int], int] = torch._C._storage_Use_Count  # of a storag
 
 
 def _use_count_of(tensor: Any) -> int:
-    """How often torch holds the tensor, its Python object included."""
+    """The number of references that torch holds to the tensor, its Python object included."""
     return tensor._use_count()  # type: ignore[no-any-return]
 
 
@@ -77,8 +77,8 @@ def _counts(get: Get) -> HolderCounts:
 
 
 def _is_within(get: Get, most: HolderCounts, more: HolderCounts) -> bool:
-    """True if surely nobody holds the tensor or its memory beyond `most` and `more` together: `not counts.exceed()` in
-    one call, since each step asks for each tensor of a state."""
+    """True if the counts prove that nobody holds the tensor or its memory beyond `most` and `more` together. It is `not
+    counts.exceed()` in one call, because each step checks each tensor of the optimizer's state."""
     tensor = get()
     if tensor.layout is not torch.strided:
         return False
@@ -165,7 +165,8 @@ def value_is_held(get: Get, known: HolderCounts = NONE_MORE) -> bool:
 
 
 def wrapper_is_held(get: Get, known: HolderCounts = NONE_MORE) -> bool:
-    """The same for a tensor whose memory is that of others, such as a DTensor: only the tensor itself counts."""
+    """Like `value_is_held`, for a tensor that wraps the memory of others, such as a DTensor: only the tensor itself
+    counts."""
     counts = _counts_of_tensor(get)
     return counts.exceed(_VALUE, known) and counts.exceed(_of_a_value(), known)
 

@@ -1,7 +1,7 @@
-"""Hears of reads of `optimizer.state`.
+"""Notices reads of `optimizer.state`.
 
-`state` is an ordinary attribute of an optimizer. A property of its base class goes ahead of it while somebody asks; the
-value stays in the instance's dict, where it was.
+`state` is an ordinary attribute of an optimizer. As long as there is a user, a property of the base class shadows it.
+The value stays in the instance's dict.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def _delete(optimizer: torch.optim.Optimizer) -> None:
 
 
 def watch_state(optimizer: torch.optim.Optimizer, before_read: Callable[[], None]) -> Callable[[], None]:
-    """From now on `before_read` is called before `optimizer.state` is read or written. Returns what undoes it."""
+    """From now on `before_read` is called before `optimizer.state` is read or written. Returns a function that undoes
+    this."""
     with _lock:
         if not _readers:
             torch.optim.Optimizer.state = property(_get, _set, _delete)  # type: ignore[assignment]
