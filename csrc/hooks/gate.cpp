@@ -1,4 +1,4 @@
-// The hooks of the gate, from the cheapest test to the dearest.
+// The hooks of the gate, from the cheapest test to the most expensive.
 #include "hooks/gate_state.h"
 #include "hooks/node_notes.h"
 #include "hooks/torch_settings.h"

@@ -118,7 +118,8 @@ class TogetherSession(contextlib.AbstractContextManager["TogetherSession"]):
             self._say(f"rank {missing[0]} follows no stored plan: {missing[1]}. All ranks record a step")
 
     def _confirm(self, stored: RankPlans) -> None:
-        """After the first step under stored plans: if that of a rank was another one, all record a step."""
+        """Called after the first step under stored plans. If the step of any rank differed from its plan, all ranks
+        record a step."""
         self._is_unconfirmed = False
         differing = _first(self._gathered(self.session._engine.steps.first_difference or ""))
         if differing is None:

@@ -1,4 +1,5 @@
-"""A step that was not recorded yet, estimated to be no larger than it will be: to refuse a budget ahead of time.
+"""Estimates a step that was not recorded yet, from below, so that a budget which it cannot meet is refused ahead of
+time.
 
 The estimate rests on two recorded steps. Bytes are sums of products of the sizes that change, so they are convex along
 a line of growing sizes: the straight line through two steps stays below the third. If a storage did not grow as a power
@@ -22,8 +23,8 @@ _ROUNDING = 0.02
 
 
 def lower_estimate(small: Recording, large: Recording, first: SaveKey) -> Recording | None:
-    """A recording of a step that begins with `first`, which is larger than both; None if they give no safe estimate.
-    Times are estimated in the same way, and are not a bound."""
+    """An estimated recording of a step that begins with `first` and is larger than both recorded ones. None if these
+    give no safe estimate. Times are estimated in the same way, and are not a bound."""
     sizes = list(zip(first_save(small).size, first_save(large).size, first.size, strict=False))
     if len(first.size) != len(sizes) or any(not 0 < least <= most <= wanted for least, most, wanted in sizes):
         return None
@@ -48,8 +49,8 @@ def _grew_alike(small: Recording, large: Recording, ratios: list[float]) -> bool
 
 
 def _without_jumps(small: Recording, large: Recording, most: float) -> Recording:
-    """The smaller step, with the transient bytes of the larger one at points where they are more than `most` times as
-    many: they do not grow any more then."""
+    """The smaller step. At points where the larger one has more than `most` times as many transient bytes it has those,
+    so that they do not grow along the line."""
     live, live_in_large = (live_bytes(one.lifetimes, len(one.points)) for one in (small, large))
     points = []
     for index, (point, other) in enumerate(zip(small.points, large.points, strict=True)):

@@ -13,7 +13,7 @@ LEAST_SLICE = 128 << 20  # of the optimizer's state, in bytes
 
 
 class Activations(Enum):
-    """The fate of what a unit's forward saves."""
+    """How the saves of a unit's forward pass are handled."""
 
     __hash__ = object.__hash__  # Enum's own is slow
     KEEP = "keep"

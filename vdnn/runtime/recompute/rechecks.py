@@ -1,16 +1,16 @@
-"""Rechecks: in some steps, what was recomputed or decoded is compared with a hash of what was discarded.
+"""Rechecks: in some steps, recomputed or decoded storages are compared with hashes of the discarded ones.
 
-[Note: Which steps] Everything that is discarded is hashed on the device before it is discarded and after it is
-recomputed, as in integrity mode. This happens in one random (seeded) step of every `one_in`, and the first two times
-that a recipe is used for a save key and size. So a recipe that is wrong for any save key in every step is found within
-twice `one_in` steps. The hashes are read before an optimizer runs, and at the end of the step. A difference raises
-RecomputeError, and the recipe is not used again in this process.
+[Note: Which steps] Each discarded storage is hashed on the device before it is discarded and after it is recomputed, as
+in integrity mode. This happens in one random (seeded) step of every `one_in`, and the first two times that a recipe is
+used for a save key and size. So a recipe that is wrong for any save key in every step is found within twice `one_in`
+steps. The hashes are read before an optimizer runs, and at the end of the step. A difference raises RecomputeError, and
+the recipe is not used again in this process.
 
-Where sizes do not count for what a trial proves (docs/decisions/0082), a save of one form is checked so the first 16
-times at all sizes together. From then on a new size is checked at the first two saves that have the same signature, in
-whichever layer: what is left to find is an error of the operation at that size.
+Where sizes do not count for what a trial proves (docs/decisions/0082), the saves of one form are checked in this way
+the first 16 times, all sizes together. From then on a new size is checked at the first two saves that have the same
+signature, in any layer: only an error of the operation at that size is left to find.
 
-[Note: Cost of rechecks] A checked step costs two passes over what is discarded, a wait for the device before the
+[Note: Cost of rechecks] A checked step costs two passes over the discarded bytes, a wait for the device before the
 optimizer, and 16 bytes for each storage. Other steps cost nothing.
 """
 
@@ -43,7 +43,7 @@ class _Recomputed(NamedTuple):
 
 
 class Check:
-    """The hash of a discarded storage, to compare with what is recomputed."""
+    """The hash of a discarded storage, to compare with the recomputed one."""
 
     __slots__ = ("_before", "_pairs", "_tag")
 
@@ -53,7 +53,7 @@ class Check:
         self._before = before
 
     def compare(self, address: int, nbytes: int, stream: _C.Stream) -> None:
-        """Compare with what was recomputed, ordered on `stream`."""
+        """Compares it with the recomputed bytes, ordered on `stream`."""
         self._pairs.compare(self._tag, self._before, address, nbytes, stream)
 
 
@@ -91,8 +91,8 @@ class Rechecks:
     def are_due(
         self, transport: Transport, signature: Hashable, save_key: SaveKey | None, shapeless: Hashable | None = None
     ) -> bool:
-        """True if what this recipe recomputes for this save is to be compared. `shapeless` identifies both without
-        sizes, if these do not count."""
+        """True if the storage that this recipe recomputes for this save has to be compared. `shapeless` identifies
+        recipe and save without sizes, if sizes do not count."""
         if not self._one_in or transport.fake or transport.integrity is not None or not transport.has_kernels:
             return False
         return self.is_checking or self._is_new(signature, save_key, shapeless)
@@ -139,7 +139,8 @@ class Rechecks:
         return [f"  rechecks: {self.compared} storages compared with what was discarded, {self.failed} differ"]
 
     def finish(self) -> None:
-        """Block until all comparisons so far are done, if there are any. Raises RecomputeError if two hashes differ."""
+        """Blocks until all comparisons so far are done, if there are any. Raises RecomputeError if two hashes
+        differ."""
         if not self._pairs:
             return
         for pairs in list(self._pairs.values()):
@@ -155,7 +156,7 @@ class Rechecks:
             self._verified.update((one.recipe, self._step) for one in compared)
 
     def step_ended(self) -> None:
-        """Finish the comparisons, and decide whether the next step is checked. See [Note: Which steps]."""
+        """Finishes the comparisons, and decides whether the next step is checked. See [Note: Which steps]."""
         self.finish()
         self._step += 1
         if not self._one_in:

@@ -1,8 +1,9 @@
 """Keeps a step that follows a plan within its budget, where it takes more than the plan has room for.
 
-It compares what is on the device with what the plan has there. What is smaller than planned, or missing, makes room for
-what is larger, or not in the plan: experts that get more tokens than when the step was recorded, while others get
-fewer. Beyond that it evicts what the plan keeps, first saved first, and reloads it before it is used.
+It compares the storages on the device with those that the plan has there. Storages that are smaller than planned, or
+missing, make room for storages that are larger, or not in the plan: some experts get more tokens than when the step was
+recorded, and others fewer. If that is not enough, it evicts storages that the plan keeps, first saved first, and
+reloads them before their use.
 
 [Note: What grew] Transient bytes and gradients are planned, so the margin is for what grew. It is the most that
 storages which are saved nearby grew together: what is recomputed does not count otherwise. If a storage is larger than
@@ -102,14 +103,15 @@ class PlanGuard(Guard):
         return unforeseen_bytes + max(grown_bytes, int(share * followed.more_transient_bytes))
 
     def _over_bytes(self) -> int:
-        """How much of what stays until its use has no room. What the plan offloads only passes through the device."""
+        """The bytes that have no room, of the storages that stay until their use. Those that the plan offloads only
+        pass through the device."""
         followed = self._followed
         staying_bytes = self._held_bytes + self.gated_bytes() - sum(self._passing.values())
         over_bytes = staying_bytes - followed.kept_bytes + self._margin_bytes
         return over_bytes - self._room_bytes - followed.spare_bytes_nearby
 
     def _over_bytes_now(self) -> int:
-        """How much of all that is on the device has no room now."""
+        """The bytes on the device that have no room now."""
         followed = self._followed
         here_bytes = self._held_bytes + self.gated_bytes() + self._leaving_bytes
         over_bytes = here_bytes - followed.stored_bytes + self._margin_bytes
@@ -125,7 +127,7 @@ class PlanGuard(Guard):
             super().make_room()
 
     def _release_what_leaves(self) -> None:
-        """Releases what was evicted, and what the plan offloads, as early as it takes."""
+        """Releases storages that were evicted or that the plan offloads, until the rest has room."""
         while (self._leaving or self._offloads) and self._over_bytes_now() > 0:
             lifetime, reference = next(iter((self._leaving or self._offloads).items()))
             managed = reference()
@@ -134,7 +136,7 @@ class PlanGuard(Guard):
             self._leaves(lifetime, managed)
 
     def _leaves(self, lifetime: int, managed: ManagedStorage | None) -> None:
-        """Releases one that was evicted, or that the plan offloads."""
+        """Releases a storage that was evicted, or that the plan offloads."""
         self.has_acted = True
         if lifetime in self._leaving:
             self._has_left(lifetime)
@@ -156,8 +158,9 @@ class PlanGuard(Guard):
         super().free_now(nbytes)
 
     def _choose(self) -> int:
-        """The smallest that is large enough, of those that are away for long; or the largest of smaller ones, if that
-        is fewer bytes in all."""
+        """Chooses among the candidates that were saved first, since these would be away for the longest time: the
+        smallest storage that is large enough. Takes the largest of the smaller ones instead if the first would be more
+        than twice as large as needed and the smaller ones together are enough."""
         over_bytes = self._over_bytes()
         early = itertools.islice(self._candidates.items(), math.ceil(_EARLY * len(self._candidates)))
         sizes = [(_nbytes(reference), lifetime) for lifetime, (reference, _) in early]
@@ -184,16 +187,16 @@ class PlanGuard(Guard):
     # What comes back.
 
     def will_leave(self, lifetime: int, managed: ManagedStorage) -> None:
-        """The plan offloads it, and may have to release it earlier than planned."""
+        """Notes a storage that the plan offloads, since the guard may have to release it earlier than planned."""
         self._offloads[lifetime] = managed.reference
         self._passing[lifetime] = managed.nbytes
 
     def has_room(self, nbytes: int) -> bool:
-        """True if the plan may reload a storage of so many bytes now. Otherwise it is reloaded a little later."""
+        """True if the plan may reload a storage of this many bytes now. Otherwise it is reloaded a little later."""
         return self._over_bytes_now() + nbytes <= 0
 
     def used(self, lifetime: int) -> bool:
-        """Reloads what was evicted and will be used soon."""
+        """Reloads evicted storages that will be used soon."""
         self._is_saving = False
         self._offloads.clear()
         while self._evicted and self._evicted[-1][0] >= lifetime - _SOON:
