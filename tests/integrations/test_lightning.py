@@ -12,7 +12,7 @@ import torch
 
 import vdnn
 from tests.runtime.rigs.side_by_side import same_bits
-from vdnn.errors import CombinationError
+from vdnn.errors import CombinationError, VdnnError
 
 if TYPE_CHECKING:
     from vdnn.integrations.lightning import LightningOffloadCallback
@@ -120,5 +120,5 @@ def test_a_module_compiled_with_cuda_graphs_is_refused_before_anything_runs(tmp_
 
 
 def test_the_name_that_the_callback_had_is_refused_with_the_new_one() -> None:
-    with pytest.raises(ImportError, match=r"OffloadCallback is now called LightningOffloadCallback\."):
+    with pytest.raises(VdnnError, match=r"OffloadCallback is now called LightningOffloadCallback\."):
         from vdnn.integrations.lightning import OffloadCallback  # noqa: F401

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vdnn.errors import CombinationError, LibraryMissingError
+from vdnn.errors import CombinationError, LibraryMissingError, VdnnError
 from vdnn.integrations.offload_arguments import OffloadArguments
 from vdnn.integrations.training_run import TrainingRun
 from vdnn.runtime.session.session import Session
@@ -25,7 +25,7 @@ _REFUSED = ("DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy", "XLAF
 
 def __getattr__(name: str) -> object:
     if name == "OffloadCallback":
-        raise ImportError("vdnn.integrations.lightning.OffloadCallback is now called LightningOffloadCallback.")
+        raise VdnnError("vdnn.integrations.lightning.OffloadCallback is now called LightningOffloadCallback.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
