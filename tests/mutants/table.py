@@ -70,7 +70,11 @@ MUTANTS = [
     *_of(
         "planning runtime/steps/test_plans.py",
         ("step/recording.py", "return max(point.peak_bytes", "return min(point.peak_bytes"),
-        ("step/resized_steps.py", "found = max(line, square)", "found = min(line, square)"),
+        (
+            "step/resized_steps.py",
+            "ceil((line if line > square else square)",
+            "ceil((line if line < square else square)",
+        ),
         (
             "step/plan.py",
             "absence.release_point < reload_point <= last",
