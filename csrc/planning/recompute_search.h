@@ -4,8 +4,8 @@
 // n of them, from none to all, and then numbers closer and closer to the best one. From there it adds candidates whose
 // copies the step waits for and removes the most expensive ones: several at a time, then single ones and pairs, as long
 // as that helps; then the same from disturbed choices. A trial is the step with its recomputes and a short search for
-// the moves that it needs besides. If a choice is known that is good for nearly the same step, it is tried first. A choice
-// whose plans are all certain to be no shorter than the best one is not tried.
+// the moves that it needs besides. If a choice is known that is good for nearly the same step, it is tried first. A
+// choice whose plans are all certain to be no shorter than the best one is not tried.
 #pragma once
 
 #include <cstdint>
