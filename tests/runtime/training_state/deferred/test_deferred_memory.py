@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import torch
 
 import vdnn
@@ -19,6 +20,7 @@ from tests.runtime.training_state.test_device_memory import (
 )
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.training_state.optimizer_state import state_of
+from vdnn.runtime.training_state.state_room import StateRoom
 
 
 def train(step: str, tokens: int, steps: int = 4) -> tuple[int, int, float]:
@@ -47,8 +49,9 @@ def train(step: str, tokens: int, steps: int = 4) -> tuple[int, int, float]:
     return peak_bytes, took_ns, float(waited.group(1))
 
 
-def test_copies_of_the_state_hide_behind_the_next_forward() -> None:
-    """With 16,384 tokens the forward takes longer than the copies of the state."""
+def test_copies_of_the_state_hide_behind_the_next_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 16,384 tokens the forward takes longer than the copies of the state, all of which leaves."""
+    monkeypatch.setattr(StateRoom, "stepped", lambda *_: None)
     peak_bytes, took_ns, waited_ms = train("immediate", 4 * BATCH)
     deferred_peak_bytes, deferred_ns, deferred_ms = train("deferred", 4 * BATCH)
     assert deferred_ms < waited_ms / 5
