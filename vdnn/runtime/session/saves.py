@@ -150,17 +150,17 @@ class Saves:
         if kept_in is None:
             refuse_graphs_around()
             module = self._modules.innermost()
-            kept_in = KeptIn(
-                transport.current_stream(), None if module is None else type(module), self.lookahead.take_position()
-            )
+            stream, saved_in, position = transport.current_stream(), None if module is None else type(module), None
+        else:
+            stream, saved_in, position = kept_in.stream or transport.current_stream(), kept_in.module, kept_in.position
         facts = StorageFacts(
             transport.address_of(storage) + begin,
             begin,
             managed_bytes,
-            kept_in.stream or transport.current_stream(),
+            stream,
             geometry,
             nbytes == managed_bytes and is_dense(part),
-            kept_in.module,
+            saved_in,
             counters,
         )
         managed = ManagedStorage(transport, storage, facts, witness)
@@ -169,7 +169,7 @@ class Saves:
         view = PackedView(managed, part, witness, geometry, begin)
         split = split_of(part, node) if type(node).__name__ == UNSAFE_SPLIT else None
         self.table.add(key, storage, managed, split)
-        self.lookahead.note(managed, kept_in.position)
+        self.lookahead.note(managed, position)
         return view, True
 
     def add(self, managed: ManagedStorage, storage: _Storage) -> None:
