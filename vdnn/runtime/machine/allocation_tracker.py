@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vdnn.runtime.machine.caching_allocator import CachingAllocator
+from vdnn.runtime.machine.repeated_step import Allocator
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.dispatch_entry import turns_dynamo_off
 
@@ -57,7 +57,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self._mark_peak_bytes = 0
         self.on_growth: Callable[[int], None] | None = None  # called with live_bytes whenever they have grown
-        self.allocators: tuple[CachingAllocator, ...] = ()  # replay what is counted from here on
+        self.allocators: tuple[Allocator, ...] = ()  # replay what is counted from here on
         self.replays = True  # but nothing that is allocated while this is false
 
     def __enter__(self) -> AllocationTracker:
@@ -99,6 +99,11 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A token for each live storage, by its address. A storage that reuses an address has another token."""
         with self._lock:
             return {key: known[0] for key, known in self._known.items()}
+
+    def live_bytes_by_address(self) -> dict[int, int]:
+        """The bytes of each live storage, by its address."""
+        with self._lock:
+            return {key: known[1] for key, known in self._known.items()}
 
     def token_of(self, storage: torch.UntypedStorage) -> object | None:
         """The token of this storage in live_storages(), or None if it was never counted."""

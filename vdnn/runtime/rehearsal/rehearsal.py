@@ -1,8 +1,7 @@
 """Rehearses a step without data and without a device: records what a model saves and computes on a given card.
 
 The first step warms up. The second is recorded while everything that may move is offloaded, or runs under a plan if one
-is given, and a third too: its timeline then shows whether the plan's prediction holds. subjects.py has what can be
-rehearsed.
+is given: its timeline then shows whether the plan's prediction holds. subjects.py has what can be rehearsed.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from vdnn.errors import VdnnError
 from vdnn.hardware import HardwareProfile, HostFigures
 from vdnn.planning.host_costs import with_session
 from vdnn.runtime.machine.caching_allocator import CachingAllocator
+from vdnn.runtime.machine.repeated_step import StepEvents
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.machine.workspaces import Workspace
 from vdnn.runtime.rehearsal.cuda_shaped import BACKEND
@@ -72,8 +72,8 @@ def rehearse(
     optimizer: str | None = None,
     min_bytes: int | str = "1MiB",
 ) -> Rehearsal:
-    """Runs a warm-up step and a second step of `subject` on a virtual machine. If a plan is given, the second step and
-    a third run under it.
+    """Runs a warm-up step and a second step of `subject` on a virtual machine. If a plan is given, the second step runs
+    under it, and a third where its allocations may be others than those of the second.
 
     With `optimizer`, its step is part of each, and its state exists before the second step. With `host`, the recording
     has the time in which the host issues the step in a session; a program that asked for values waits for the device.
@@ -81,8 +81,9 @@ def rehearse(
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer: expected one of {', '.join(map(repr, OPTIMIZERS))}, got {optimizer!r}.")
     machine = VirtualMachine(hardware, host=host, workspaces=True)
-    if plan is not None:
-        machine.tracker.allocators = (CachingAllocator(), CachingAllocator(expandable=True))
+    allocators = () if plan is None else (CachingAllocator(), CachingAllocator(expandable=True))
+    machine.tracker.allocators = allocators
+    events: StepEvents | None = None
     with machine, stage(machine) as values:
         staged = subject.make()
         model, step = staged.model, staged.step
@@ -94,11 +95,13 @@ def rehearse(
             updates = OPTIMIZERS[optimizer](model.parameters())
         policy = "vdnn-all" if plan is None else "auto"
         with offload(policy, plan=plan, device=machine, measure=True, warmup_steps=1, min_bytes=min_bytes) as session:
-            # A second step under the plan shows what stays reserved between two.
-            for turn in range(2 if plan is None else 3):
-                for allocator in machine.tracker.allocators if turn == 1 else ():
+            for turn in range(3):
+                for allocator in allocators if turn == 1 else ():
                     allocator.empty_cache()  # the first step has no plan: what it reserved is not needed
                     allocator.reset_peak()
+                if turn == 1 and allocators:
+                    events = StepEvents(machine.tracker.live_bytes_by_address())
+                    machine.tracker.allocators = (*allocators, events)
                 values.stand_ins.begin_step()
                 saves_before = session.counters.saves
                 step()
@@ -110,6 +113,10 @@ def rehearse(
                 model.zero_grad(set_to_none=True)
                 if turn == 1:
                     recording, timeline = session.recording, session.timeline
+                    machine.tracker.allocators = allocators
+                    # A second step under the plan shows what stays reserved between two.
+                    if events is None or events.repeat(allocators):
+                        break
         saves = session.counters.saves - saves_before
         session.close()
         optimizer_bytes = sum(_state_bytes(one) for one in {updates, *optimizers_of(staged)} if one is not None)
@@ -128,7 +135,7 @@ def rehearse(
         None if plan is None else timeline,
         values.stand_ins.given,
         machine.largest_workspace,
-        None if plan is None else Reserved(*(one.peak_reserved_bytes for one in machine.tracker.allocators)),
+        None if plan is None else Reserved(*(one.peak_reserved_bytes for one in allocators)),
     )
 
 
