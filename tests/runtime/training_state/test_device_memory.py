@@ -150,8 +150,8 @@ def test_a_step_holds_no_more_than_its_windows_beside_parameters_and_gradients()
 
 
 def linear_layers(budget: int, steps: int) -> tuple[list[int], int, int]:
-    """The peaks of steps whose layers are an eighth of their budget's weights each, what is on the device behind them,
-    and the bytes of the input."""
+    """Trains eight equal layers with everything managed. Returns the peak of each step, the bytes on the device after
+    the last one, and the bytes of the input."""
     with vdnn.VirtualMachine("rtx-4090") as machine:
         model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)])
         x, optimizer, peaks = torch.ones(512, 256), torch.optim.AdamW(model.parameters()), []

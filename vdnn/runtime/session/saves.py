@@ -132,7 +132,7 @@ class Saves:
         kept_in: KeptIn | None = None,
     ) -> tuple[PackedView, bool]:
         """The packed view of `part`, which is the tensor or its shard, and whether its bytes are newly managed.
-        `kept_in`: of a save that the gate has kept until now."""
+        `kept_in`: given for a save that the gate has kept until now."""
         counters = self.counters
         if self.unplanned is not None and kept_in is None:
             self.unplanned.python_manages(storage)
