@@ -13,7 +13,7 @@ bool is_missing(const LightStorage* storage) {
 bool discard(LightSave* save, PyObject* tensor, std::size_t position) {
   LightStorage* storage = save->storage;
   const Mover* mover = storage->mover;
-  if (PyDict_Size(mover->board->transfer.streams.get()) > 1) {
+  if (PyDict_Size(mover->state->transfer.streams.get()) > 1) {
     return false;  // each stream has to wait for the others before the memory goes back
   }
   const Reference at = Reference::stolen(PyLong_FromSize_t(position));
@@ -30,10 +30,10 @@ bool discard(LightSave* save, PyObject* tensor, std::size_t position) {
   if (source->others == nullptr) {
     return false;
   }
-  Board* board = mover->board;
-  ++board->discarded;
-  ++board->counts.discarded;
-  board->counts.discarded_bytes += source->nbytes;
+  MoverState* state = mover->state;
+  ++state->discarded;
+  ++state->counts.discarded;
+  state->counts.discarded_bytes += source->nbytes;
   storage->recipe = std::move(recipe);
   Py_CLEAR(source->storage);
   return true;
@@ -46,7 +46,7 @@ bool recomputed(LightStorage* storage, PyObject* made) {
   }
   storage->target = Reference(made);
   storage->unused_views = storage->views + storage->more_uses;
-  ++mover->board->counts.recomputes;
+  ++mover->state->counts.recomputes;
   return true;
 }
 

@@ -78,18 +78,18 @@ const Script& script_in(const Reference& followed) {
 // Issues the moves of an event that the gate served. Returns false with a Python error set.
 bool act(Gate* gate, const Script& script, std::size_t position) {
   const Event& event = script.events[position];
-  const bool is_python = gate->attention != 0 || has_moves_for_python(gate->mover, event);
+  const bool is_python = gate->calls_python != 0 || has_moves_for_python(gate->mover, event);
   return submit_complete(gate) && make_moves(gate->mover, event, false) && (!is_python || moved(gate, position)) &&
          make_moves(gate->mover, event, true);
 }
 
-// Tells the tutor, if there is one. Drops `result` and returns null if it raises.
-PyObject* taught(const Gate* gate, const char* what, PyObject* argument, PyObject* result) {
-  if (gate->tutor == nullptr || result == nullptr) {
+// Tells the lesson, if there is one. Drops `result` and returns null if it raises.
+PyObject* tell_lesson(const Gate* gate, const char* what, PyObject* argument, PyObject* result) {
+  if (gate->lesson == nullptr || result == nullptr) {
     return result;
   }
-  const Reference tutor(gate->tutor);
-  const Reference done = Reference::stolen(PyObject_CallMethod(tutor.get(), what, "OO", argument, result));
+  const Reference lesson(gate->lesson);
+  const Reference done = Reference::stolen(PyObject_CallMethod(lesson.get(), what, "OO", argument, result));
   if (!done) {
     Py_DECREF(result);
     return nullptr;
@@ -128,7 +128,7 @@ PyObject* keep(Gate* gate, const Event& event, std::size_t position, PyObject* t
   const bool is_exempt = event.kind == Kind::Exempt, is_leaf = event.is_leaf, is_read = event.is_read;
   const std::int32_t lifetime = event.lifetime;
   gate->position = position + 1;
-  const bool calls = !is_exempt && (event.has_moves || gate->attention != 0 || has_waiting(gate->mover));
+  const bool calls = !is_exempt && (event.has_moves || gate->calls_python != 0 || has_waiting(gate->mover));
   const Reference followed(calls ? reinterpret_cast<PyObject*>(gate->followed) : nullptr);
   Ledger* ledger = gate->ledger;
   const std::int64_t step = ledger->step();
@@ -201,7 +201,7 @@ bool may_be_returned(const Gate* gate, PyObject* tensor, std::int64_t version) {
   if (now != version) {
     return false;
   }
-  const bool has_readers = PySet_GET_SIZE(gate->parts[kDiscarded]) != 0 || gate->mover->board->discarded != 0;
+  const bool has_readers = PySet_GET_SIZE(gate->parts[kDiscarded]) != 0 || gate->mover->state->discarded != 0;
   return !has_readers || only_reads(gate->mover);
 }
 
@@ -228,10 +228,10 @@ PyObject* unpack_kept(Gate* gate, PyObject* packed) {
   const std::size_t position = gate->position++;
   const Reference tensor(save->tensor);
   if (is_operand) {  // the uses of the program are counted with the script
-    ++gate->mover->board->counts.uses;
-    ++gate->mover->board->counts.used_in_place;
+    ++gate->mover->state->counts.uses;
+    ++gate->mover->state->counts.used_in_place;
   }
-  if (event->has_moves || gate->attention != 0 || has_waiting(gate->mover)) {
+  if (event->has_moves || gate->calls_python != 0 || has_waiting(gate->mover)) {
     const Reference followed(reinterpret_cast<PyObject*>(gate->followed));
     if (!act(gate, script_in(followed), position)) {
       return nullptr;
@@ -280,7 +280,7 @@ PyObject* pack(PyObject* self, PyObject* tensor) {
     }
     packed = PyObject_CallOneArg(gate->parts[kPack], tensor);
     if (packed != Py_None) {
-      return taught(gate, "saved", tensor, packed);
+      return tell_lesson(gate, "saved", tensor, packed);
     }
     Py_DECREF(packed);  // the first save of a settled step, for which the gate has just opened
   }
@@ -299,7 +299,7 @@ PyObject* unpack(PyObject* self, PyObject* packed) {
   if (tensor != nullptr || PyErr_Occurred() != nullptr) {
     return tensor;
   }
-  return taught(gate, "used", packed, PyObject_CallOneArg(gate->parts[kUnpack], packed));
+  return tell_lesson(gate, "used", packed, PyObject_CallOneArg(gate->parts[kUnpack], packed));
 }
 
 }  // namespace vdnn::hooks

@@ -37,7 +37,7 @@ enum Part {
 
 struct Gate final {
   PyObject_HEAD std::array<PyObject*, kParts> parts;
-  PyObject* tutor;         // told of each hook of a step that is learned; or null
+  PyObject* lesson;        // which notes each hook of a step that is learned; or null
   PyObject* stack;         // the running modules of the thread that saves; null: the step does not follow them
   ScriptObject* followed;  // null: closed
   Ledger* ledger;
@@ -47,7 +47,7 @@ struct Gate final {
   Py_ssize_t noted_depth;  // so many modules have run since before the gate opened: see running_modules.cpp
   unsigned long save_thread;
   unsigned long use_thread;  // 0: not known yet
-  char attention;            // the next point is one for Python
+  char calls_python;         // the next point is one for Python
 };
 
 inline Gate* gate_of(PyObject* self) {

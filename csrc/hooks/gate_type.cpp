@@ -31,7 +31,7 @@ PyObject* open(PyObject* self, PyObject* arguments) {
   gate->noted_depth = has_stack ? PyList_GET_SIZE(stack) : 0;
   gate->save_thread = PyThread_get_thread_ident();
   gate->use_thread = 0;
-  gate->attention = 0;
+  gate->calls_python = 0;
   Py_RETURN_NONE;
 }
 
@@ -69,10 +69,10 @@ PyObject* make_light_moves(PyObject* self, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
-PyObject* teach(PyObject* self, PyObject* tutor) {
+PyObject* set_lesson(PyObject* self, PyObject* lesson) {
   Gate* gate = gate_of(self);
-  Py_XINCREF(tutor == Py_None ? nullptr : tutor);
-  Py_XSETREF(gate->tutor, tutor == Py_None ? nullptr : tutor);
+  Py_XINCREF(lesson == Py_None ? nullptr : lesson);
+  Py_XSETREF(gate->lesson, lesson == Py_None ? nullptr : lesson);
   Py_RETURN_NONE;
 }
 
@@ -138,7 +138,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   for (PyObject* part : gate->parts) {
     Py_VISIT(part);
   }
-  Py_VISIT(gate->tutor);
+  Py_VISIT(gate->lesson);
   Py_VISIT(gate->stack);
   Py_VISIT(gate->followed);
   return 0;
@@ -154,7 +154,7 @@ int clear(PyObject* self) {
   for (PyObject*& part : gate->parts) {
     Py_CLEAR(part);
   }
-  Py_CLEAR(gate->tutor);
+  Py_CLEAR(gate->lesson);
   Py_CLEAR(gate->stack);
   Py_CLEAR(gate->followed);
   return 0;
@@ -174,7 +174,7 @@ PyMethodDef gate_methods[] = {
     {"unpack", unpack, METH_O, nullptr},
     {"open", open, METH_VARARGS, nullptr},
     {"close", close, METH_NOARGS, nullptr},
-    {"teach", teach, METH_O, nullptr},
+    {"set_lesson", set_lesson, METH_O, nullptr},
     {"advance", advance, METH_NOARGS, nullptr},
     {"alive", alive, METH_NOARGS, nullptr},
     {"saves", saves, METH_NOARGS, nullptr},
@@ -190,7 +190,7 @@ PyGetSetDef gate_properties[] = {
 };
 
 PyMemberDef gate_members[] = {
-    {"attention", T_BOOL, offsetof(Gate, attention), 0, nullptr},
+    {"calls_python", T_BOOL, offsetof(Gate, calls_python), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 

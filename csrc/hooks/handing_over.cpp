@@ -52,7 +52,7 @@ Reference discard_of(const LightStorage* storage) {
 
 // (views, source) of the managed storage that Python makes.
 Reference made_of(const LightStorage* storage, const std::vector<Reference>& saves) {
-  const Board* board = storage->mover->board;
+  const MoverState* state = storage->mover->state;
   const LightSource* source = storage->source;
   const Reference views = described(saves), reload = reload_of(storage), discarded = discard_of(storage);
   const Reference copy = storage->copy == nullptr ? Reference(Py_None) : Reference::stolen(as_python(storage->copy));
@@ -62,7 +62,7 @@ Reference made_of(const LightStorage* storage, const std::vector<Reference>& sav
   PyObject* stored = source->storage != nullptr ? source->storage : source->others;
   return Reference::stolen(PyObject_CallFunction(
       storage->mover->parts[kHandOver], "OOKOOLOOOOL", source->event, stored == nullptr ? Py_None : stored,
-      static_cast<unsigned long long>(source->bytes_at), board->transfer.python_stream.get(), storage->witness.get(),
+      static_cast<unsigned long long>(source->bytes_at), state->transfer.python_stream.get(), storage->witness.get(),
       static_cast<long long>(storage->version), copy.get(), reload.get(), views.get(), discarded.get(),
       static_cast<long long>(storage->more_uses)));
 }
@@ -92,15 +92,15 @@ bool hand_over(LightStorage* storage) {
     PyErr_SetString(PyExc_RuntimeError, "expected as many packed views as saves");
     return false;
   }
-  Board* board = storage->mover->board;
+  MoverState* state = storage->mover->state;
   const auto number = static_cast<std::size_t>(storage->lifetime);
-  if (number < board->by_lifetime.size() && board->by_lifetime[number] == storage) {
-    board->by_lifetime[number] = nullptr;
-    board->is_in_python[number] = 1;
+  if (number < state->by_lifetime.size() && state->by_lifetime[number] == storage) {
+    state->by_lifetime[number] = nullptr;
+    state->is_in_python[number] = 1;
   }
-  const auto known = board->by_address.find(address);
-  if (known != board->by_address.end() && known->second == storage) {
-    board->by_address.erase(known);
+  const auto known = state->by_address.find(address);
+  if (known != state->by_address.end() && known->second == storage) {
+    state->by_address.erase(known);
   }
   storage->became(views, source);
   return true;
@@ -111,11 +111,11 @@ bool hand_over_source(LightSource* source) {
   Mover* mover = source->mover;
   Reference full = Reference::stolen(PyObject_CallFunction(
       mover->parts[kMakeSource], "OOKO", source->event, source->storage,
-      static_cast<unsigned long long>(source->bytes_at), mover->board->transfer.python_stream.get()));
+      static_cast<unsigned long long>(source->bytes_at), mover->state->transfer.python_stream.get()));
   if (!full) {
     return false;
   }
-  mover->board->ownerless.erase(source);
+  mover->state->ownerless.erase(source);
   Py_XSETREF(source->full, full.release());
   Py_CLEAR(source->storage);
   Py_CLEAR(source->mover);
@@ -124,14 +124,14 @@ bool hand_over_source(LightSource* source) {
 
 bool hand_over_all(Mover* mover) {
   // Each call may run any code, which may hand over or free others.
-  Board* board = mover->board;
-  for (std::size_t number = 0; number < board->by_lifetime.size(); ++number) {
-    if (board->by_lifetime[number] != nullptr && !hand_over(board->by_lifetime[number])) {
+  MoverState* state = mover->state;
+  for (std::size_t number = 0; number < state->by_lifetime.size(); ++number) {
+    if (state->by_lifetime[number] != nullptr && !hand_over(state->by_lifetime[number])) {
       return false;
     }
   }
-  while (!board->ownerless.empty()) {
-    if (!hand_over_source(*board->ownerless.begin())) {
+  while (!state->ownerless.empty()) {
+    if (!hand_over_source(*state->ownerless.begin())) {
       return false;
     }
   }

@@ -108,7 +108,7 @@ PyObject* release(PyObject* self, PyObject*) {
 void dealloc_source(PyObject* self) {
   auto* source = reinterpret_cast<LightSource*>(self);
   if (source->mover != nullptr) {
-    source->mover->board->ownerless.erase(source);
+    source->mover->state->ownerless.erase(source);
   }
   PyObject* const held[] = {source->storage, source->address, source->event,
                             source->full,    source->others,  reinterpret_cast<PyObject*>(source->mover)};
@@ -187,25 +187,25 @@ LightStorage::LightStorage(Mover* its_mover, Ledger* its_ledger, ScriptObject* s
 }
 
 LightStorage::~LightStorage() {
-  Board* board = mover->board;
+  MoverState* state = mover->state;
   if (!is_handed_over) {
-    board->discarded -= recipe ? 1 : 0;
+    state->discarded -= recipe ? 1 : 0;
     wait_no_more(this);
     const auto number = static_cast<std::size_t>(lifetime);
-    if (number < board->by_lifetime.size() && board->by_lifetime[number] == this) {
-      board->by_lifetime[number] = nullptr;
+    if (number < state->by_lifetime.size() && state->by_lifetime[number] == this) {
+      state->by_lifetime[number] = nullptr;
     }
   }
   copy.reset();
   forget_reload();
   if (source != nullptr) {
     source->owner = nullptr;
-    const auto known = board->by_address.find(native_address(source));
-    if (known != board->by_address.end() && known->second == this) {
-      board->by_address.erase(known);
+    const auto known = state->by_address.find(native_address(source));
+    if (known != state->by_address.end() && known->second == this) {
+      state->by_address.erase(known);
     }
     if (source->storage != nullptr) {
-      board->ownerless.insert(source);
+      state->ownerless.insert(source);
     }
     Py_DECREF(source);
   }
@@ -264,7 +264,7 @@ void LightStorage::forget_reload() {
 
 void LightStorage::became(PyObject* made_views, PyObject* made_source) {
   is_handed_over = true;
-  mover->board->discarded -= recipe ? 1 : 0;
+  mover->state->discarded -= recipe ? 1 : 0;
   wait_no_more(this);
   Py_ssize_t index = PyList_GET_SIZE(made_views);
   for (LightSave* save = newest; save != nullptr; save = save->previous) {

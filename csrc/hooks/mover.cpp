@@ -52,7 +52,7 @@ bool release(LightStorage* storage) {
   if (storage->copy == nullptr || storage->source->storage == nullptr) {
     return true;
   }
-  const std::shared_ptr<TransferQueue> queue = storage->mover->board->transfer.queue;
+  const std::shared_ptr<TransferQueue> queue = storage->mover->state->transfer.queue;
   const std::shared_ptr<HostCopy> copy = storage->copy;
   return on_queue(*queue, [&] { queue->release(copy); });
 }
@@ -69,7 +69,7 @@ bool reload_early(LightStorage* storage) {
   if (!may_move_here(storage->mover) || !issue_reload(storage)) {
     return false;
   }
-  ++storage->mover->board->counts.prefetched_reloads;
+  ++storage->mover->state->counts.prefetched_reloads;
   return true;
 }
 
@@ -79,8 +79,8 @@ bool has_light_moves(const Mover* mover, const Event& event, bool reloads) {
   }
   for (const PlannedMove& move : event.moves) {
     const auto number = static_cast<std::size_t>(move.lifetime);
-    if (move.is_reload == reloads && number < mover->board->by_lifetime.size() &&
-        mover->board->by_lifetime[number] != nullptr) {
+    if (move.is_reload == reloads && number < mover->state->by_lifetime.size() &&
+        mover->state->by_lifetime[number] != nullptr) {
       return true;
     }
   }
@@ -118,7 +118,7 @@ bool is_untraced(const Mover* mover) {
 }
 
 bool may_move_here(const Mover* mover) {
-  return is_untraced(mover) && is_on_stream(mover->board->transfer);
+  return is_untraced(mover) && is_on_stream(mover->state->transfer);
 }
 
 bool issue_reload(LightStorage* storage) {
@@ -133,7 +133,7 @@ bool issue_reload(LightStorage* storage) {
   if (!at) {
     return false;
   }
-  const Transfer& transfer = mover->board->transfer;
+  const Transfer& transfer = mover->state->transfer;
   const auto address = static_cast<Address>(PyLong_AsUnsignedLongLong(at.get()));
   if (address % transfer.alignment != 0) {
     return false;
@@ -152,12 +152,12 @@ bool issue_reload(LightStorage* storage) {
   storage->target_at = address;
   storage->is_waited_for = false;
   storage->unused_views = storage->views + storage->more_uses;
-  mover->board->counts.reloaded_bytes += storage->source->nbytes;
+  mover->state->counts.reloaded_bytes += storage->source->nbytes;
   return true;
 }
 
 bool release_sources(Mover* mover) {
-  const std::shared_ptr<TransferQueue> queue = mover->board->transfer.queue;
+  const std::shared_ptr<TransferQueue> queue = mover->state->transfer.queue;
   if (queue == nullptr || !queue->may_have_released()) {
     return true;
   }
@@ -182,7 +182,7 @@ bool release_source(LightSource* source) {
   const Reference held(reinterpret_cast<PyObject*>(source));
   if (source->full == nullptr && source->storage != nullptr) {
     Mover* mover = source->mover;
-    const Transfer& transfer = mover->board->transfer;
+    const Transfer& transfer = mover->state->transfer;
     const bool is_usual = mover->is_open && PyDict_Size(transfer.streams.get()) <= 1;
     const bool frees = is_usual && frees_its_memory(source);
     if (is_usual && !frees && source->owner != nullptr) {
@@ -194,9 +194,9 @@ bool release_source(LightSource* source) {
     }
     if (frees && (!transfer.notes_releases ||
                   note(transfer, source->bytes_at, source->nbytes, Access::Release, "storage released"))) {
-      mover->board->counts.freed_bytes += source->nbytes;
-      mover->board->by_address.erase(native_address(source));
-      mover->board->ownerless.erase(source);
+      mover->state->counts.freed_bytes += source->nbytes;
+      mover->state->by_address.erase(native_address(source));
+      mover->state->ownerless.erase(source);
       Py_CLEAR(source->storage);
       return true;
     }
@@ -208,13 +208,13 @@ bool release_source(LightSource* source) {
 }
 
 bool note_producer(const LightStorage* storage) {
-  const Transfer& transfer = storage->mover->board->transfer;
+  const Transfer& transfer = storage->mover->state->transfer;
   const LightSource* source = storage->source;
   return !transfer.is_checked || note(transfer, source->bytes_at, source->nbytes, Access::Write, "producer");
 }
 
 bool note_reload(const LightStorage* storage) {
-  const Transfer& transfer = storage->mover->board->transfer;
+  const Transfer& transfer = storage->mover->state->transfer;
   if (storage->is_handed_over) {
     return false;
   }
@@ -223,7 +223,7 @@ bool note_reload(const LightStorage* storage) {
 
 bool note_recompute(const LightStorage* storage, PyObject* made) {
   const Mover* mover = storage->mover;
-  const Transfer& transfer = mover->board->transfer;
+  const Transfer& transfer = mover->state->transfer;
   if (!transfer.is_checked) {
     return true;
   }
@@ -247,12 +247,12 @@ bool make_moves(Mover* mover, const Event& event, bool reloads) {
     return false;
   }
   for (const PlannedMove& move : event.moves) {
-    const Board* board = mover->board;
+    const MoverState* state = mover->state;
     const auto number = static_cast<std::size_t>(move.lifetime);
-    if (move.is_reload != reloads || number >= board->by_lifetime.size() || board->by_lifetime[number] == nullptr) {
+    if (move.is_reload != reloads || number >= state->by_lifetime.size() || state->by_lifetime[number] == nullptr) {
       continue;
     }
-    LightStorage* storage = board->by_lifetime[number];
+    LightStorage* storage = state->by_lifetime[number];
     const Held held(storage);
     if (reloads ? reload_early(storage) : release(storage)) {
       if (!reloads && !release_sources(mover)) {
@@ -260,7 +260,7 @@ bool make_moves(Mover* mover, const Event& event, bool reloads) {
       }
       continue;
     }
-    if (!forgiven()) {
+    if (!clear_error()) {
       return false;
     }
     const Reference by = Reference(storage->first.event.get());
@@ -278,7 +278,7 @@ bool has_moves_for_python(const Mover* mover, const Event& event) {
   }
   for (const PlannedMove& move : event.moves) {
     const auto number = static_cast<std::size_t>(move.lifetime);
-    if (number >= mover->board->is_in_python.size() || mover->board->is_in_python[number] != 0) {
+    if (number >= mover->state->is_in_python.size() || mover->state->is_in_python[number] != 0) {
       return true;
     }
   }

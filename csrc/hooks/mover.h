@@ -94,7 +94,7 @@ struct Transfer final {
   bool notes_releases = false;
 };
 
-struct Board final {
+struct MoverState final {
   Transfer transfer;
   Counts counts;
   std::unordered_map<std::uintptr_t, LightStorage*> by_address;  // while they hold their storage
@@ -107,7 +107,7 @@ struct Board final {
 
 struct Mover final {
   PyObject_HEAD std::array<PyObject*, kMoverParts> parts;
-  Board* board;
+  MoverState* state;
   bool is_open;
 };
 
@@ -129,7 +129,7 @@ bool make_moves(Mover* mover, const Event& event, bool reloads);
 
 // True if copies wait for their operation.
 inline bool has_waiting(const Mover* mover) {
-  return !mover->board->waiting.empty();
+  return !mover->state->waiting.empty();
 }
 // True if the code that unpacks is known to only read.
 [[nodiscard]] bool only_reads(const Mover* mover);

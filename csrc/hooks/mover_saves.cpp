@@ -78,22 +78,22 @@ bool is_as_planned(const Mover* mover, const Moving& moving, PyObject* tensor) {
 LightSave* begin(Mover* mover, Ledger* ledger, ScriptObject* script, const Event& event, std::size_t position,
                  PyObject* tensor, const Found& found) {
   const auto& parts = mover->parts;
-  Board* board = mover->board;
+  MoverState* state = mover->state;
   const auto number = static_cast<std::size_t>(event.lifetime);
   std::int64_t whole = 0, bytes_at = 0, offset = 0;
   if (!as_number(Reference::stolen(PyObject_CallMethodNoArgs(found.storage.get(), Names::all().nbytes)), whole) ||
-      whole != event.storage_bytes || board->by_lifetime[number] != nullptr ||
+      whole != event.storage_bytes || state->by_lifetime[number] != nullptr ||
       PyDict_Contains(parts[kLatest], found.address.get()) != 0) {
     return nullptr;
   }
-  const auto known = board->by_address.find(found.native);
-  if (known != board->by_address.end()) {
+  const auto known = state->by_address.find(found.native);
+  if (known != state->by_address.end()) {
     hand_over(known->second);  // the table has to find it
     return nullptr;
   }
   if (!as_number(Reference::stolen(PyObject_CallMethodNoArgs(found.storage.get(), Names::all().data_ptr)), bytes_at) ||
       !as_number(Reference::stolen(PyObject_CallOneArg(parts[kOffset], tensor)), offset) ||
-      static_cast<Address>(bytes_at) % board->transfer.alignment != 0) {
+      static_cast<Address>(bytes_at) % state->transfer.alignment != 0) {
     return nullptr;
   }
   const Moving& moving = *event.moving;
@@ -120,14 +120,14 @@ LightSave* begin(Mover* mover, Ledger* ledger, ScriptObject* script, const Event
     Py_XDECREF(save);
     return nullptr;
   }
-  board->by_lifetime[number] = storage;
-  board->by_address[found.native] = storage;
-  board->is_in_python[number] = 0;
+  state->by_lifetime[number] = storage;
+  state->by_address[found.native] = storage;
+  state->is_in_python[number] = 0;
   const bool is_complete = moving.node_type.get() != reinterpret_cast<PyObject*>(Py_TYPE(Py_None));
   if (!(moving.is_discarded ? discard(save, tensor, position)
         : is_complete       ? offload(storage)
                             : wait_for_operation(storage))) {
-    board->is_in_python[number] = 1;
+    state->is_in_python[number] = 1;
     Py_DECREF(save);
     return nullptr;
   }
@@ -136,30 +136,30 @@ LightSave* begin(Mover* mover, Ledger* ledger, ScriptObject* script, const Event
 
 // A further save of bytes that the mover has. Null if Python has to handle it.
 LightSave* join(Mover* mover, const Event& event, PyObject* tensor, const Found& found) {
-  LightStorage* storage = mover->board->by_lifetime[static_cast<std::size_t>(event.lifetime)];
+  LightStorage* storage = mover->state->by_lifetime[static_cast<std::size_t>(event.lifetime)];
   std::int64_t offset = 0;
-  const auto known = mover->board->by_address.find(found.native);
-  if (storage == nullptr || known == mover->board->by_address.end() || known->second != storage ||
+  const auto known = mover->state->by_address.find(found.native);
+  if (storage == nullptr || known == mover->state->by_address.end() || known->second != storage ||
       event.moving->dtype.get() != storage->first.dtype.get() || version_of(mover, tensor) != storage->version ||
       version_of(mover, storage->witness.get()) != storage->version ||
       !has_same_counter(mover, storage->witness.get(), tensor, storage->version) ||
       !as_number(Reference::stolen(PyObject_CallOneArg(mover->parts[kOffset], tensor)), offset)) {
     return nullptr;
   }
-  ++mover->board->counts.shared_saves;
+  ++mover->state->counts.shared_saves;
   return storage->save(*event.moving, offset);
 }
 
 // After a save or a use that the mover served. Returns false with a Python error set.
 bool finish(const Gate* gate, Mover* mover, const Event& event, std::size_t position) {
   return make_moves(mover, event, false) &&
-         ((gate->attention == 0 && !has_moves_for_python(mover, event)) || moved(gate, position)) &&
+         ((gate->calls_python == 0 && !has_moves_for_python(mover, event)) || moved(gate, position)) &&
          make_moves(mover, event, true);
 }
 
 bool is_at(const Gate* gate, const ScriptObject* script, std::size_t position) {
   return gate->mover->is_open && gate->followed == script && gate->position == position &&
-         !gate->mover->board->transfer.queue->fork_guard().in_forked_child();
+         !gate->mover->state->transfer.queue->fork_guard().in_forked_child();
 }
 
 // The tensor of a use, from the reload that `storage` has.
@@ -220,7 +220,7 @@ Reference in_place(const LightStorage* storage, const LightSave* save, const Ref
                                                         moving.strides.get()))) {
     return {};
   }
-  ++mover->board->counts.used_in_place;
+  ++mover->state->counts.used_in_place;
   return with_data(mover, storage->witness.get(), tensor.get());
 }
 
@@ -238,7 +238,7 @@ bool restore(LightStorage* storage, LightSave* save) {
 // Null, perhaps with a Python error set, if Python has to handle the use.
 Reference reloaded(LightStorage* storage, const LightSave* save) {
   Mover* mover = storage->mover;
-  Board* board = mover->board;
+  MoverState* state = mover->state;
   if (storage->copy == nullptr || !may_return(storage)) {
     return {};
   }
@@ -246,12 +246,12 @@ Reference reloaded(LightStorage* storage, const LightSave* save) {
     if (!issue_reload(storage)) {
       return {};
     }
-    ++board->counts.demand_reloads;
+    ++state->counts.demand_reloads;
   }
   if (!storage->is_waited_for) {
-    const std::shared_ptr<TransferQueue> queue = board->transfer.queue;
+    const std::shared_ptr<TransferQueue> queue = state->transfer.queue;
     const std::shared_ptr<Reload> reload = storage->reload;
-    const Stream stream = board->transfer.stream;
+    const Stream stream = state->transfer.stream;
     if (!on_queue(*queue, [&] { queue->wait(reload, stream); }) || storage->is_handed_over) {
       return {};
     }
@@ -315,7 +315,7 @@ bool offload(LightStorage* storage) {
   if (!note_producer(storage)) {
     return false;
   }
-  const Transfer& transfer = mover->board->transfer;
+  const Transfer& transfer = mover->state->transfer;
   const std::shared_ptr<TransferQueue> queue = transfer.queue;
   const Stream stream = transfer.stream;
   const Address bytes_at = storage->source->bytes_at;
@@ -331,8 +331,8 @@ bool offload(LightStorage* storage) {
     return false;
   }
   storage->copy = std::move(copy);
-  ++mover->board->counts.storages;
-  mover->board->counts.storage_bytes += nbytes;
+  ++mover->state->counts.storages;
+  mover->state->counts.storage_bytes += nbytes;
   return true;
 }
 
@@ -351,8 +351,8 @@ PyObject* move_save(Gate* gate, Mover* mover, const Event& event, std::size_t po
                                   : join(mover, event, tensor, found);
   }
   if (save == nullptr) {
-    LightStorage* other = mover->board->by_lifetime[static_cast<std::size_t>(event.lifetime)];
-    if (forgiven() && other != nullptr) {
+    LightStorage* other = mover->state->by_lifetime[static_cast<std::size_t>(event.lifetime)];
+    if (clear_error() && other != nullptr) {
       hand_over(other);
     }
     return nullptr;
@@ -379,7 +379,7 @@ PyObject* move_use(Gate* gate, Mover* mover, std::size_t position, LightSave* sa
   }
   const bool is_discarded = !storage->is_handed_over && storage->recipe;
   if (is_discarded && !restore(storage, save)) {
-    forgiven();
+    clear_error();
     return nullptr;
   }
   position = gate->position;  // a recompute uses what it reads first
@@ -396,14 +396,14 @@ PyObject* move_use(Gate* gate, Mover* mover, std::size_t position, LightSave* sa
                      : is_discarded          ? tensor_of(storage, save)
                                              : reloaded(storage, save);
   if (!tensor || !(is_here || is_discarded || note_reload(storage))) {
-    forgiven();
+    clear_error();
     return nullptr;
   }
   if (!is_here && --storage->unused_views <= 0) {
     // The last known use: the caller's view keeps the bytes alive as long as it needs them.
     storage->forget_reload();
   }
-  Counts& counts = mover->board->counts;
+  Counts& counts = mover->state->counts;
   ++counts.uses;
   counts.used_recomputed += is_discarded ? 1 : 0;
   gate->position = position + 1;

@@ -71,7 +71,7 @@ inline bool as_number(const Reference& object, std::int64_t& number) {
 }
 
 // Python meets the same error, and raises it. False, and the error stays, if it is an interrupt.
-inline bool forgiven() {
+inline bool clear_error() {
   if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0) {
     return false;
   }

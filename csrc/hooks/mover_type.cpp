@@ -38,11 +38,11 @@ PyObject* begin(PyObject* self, PyObject* arguments) {
   transfer.is_checked = is_checked != 0;
   transfer.notes_releases = notes_releases != 0;
   Mover* mover = mover_of(self);
-  Board* board = mover->board;
+  MoverState* state = mover->state;
   const auto lifetimes = static_cast<std::size_t>(reinterpret_cast<ScriptObject*>(script)->script.lifetimes);
-  board->by_lifetime.assign(lifetimes, nullptr);
-  board->is_in_python.assign(lifetimes, 1);
-  std::swap(board->transfer, transfer);  // the old one last: dropping it may run any code
+  state->by_lifetime.assign(lifetimes, nullptr);
+  state->is_in_python.assign(lifetimes, 1);
+  std::swap(state->transfer, transfer);  // the old one last: dropping it may run any code
   mover->is_open = true;
   Py_RETURN_NONE;
 }
@@ -54,8 +54,8 @@ PyObject* end(PyObject* self, PyObject*) {
   if (!hand_over_all(mover)) {
     return nullptr;
   }
-  const Transfer transfer = std::exchange(mover->board->transfer, Transfer());
-  const Counts counts = std::exchange(mover->board->counts, Counts());
+  const Transfer transfer = std::exchange(mover->state->transfer, Transfer());
+  const Counts counts = std::exchange(mover->state->counts, Counts());
   const auto given = [](std::int64_t count) { return static_cast<long long>(count); };
   return Py_BuildValue("(LLLLLLLLLLLLL)", given(counts.storages), given(counts.storage_bytes),
                        given(counts.shared_saves), given(counts.uses), given(counts.demand_reloads),
@@ -66,9 +66,9 @@ PyObject* end(PyObject* self, PyObject*) {
 
 // Python is about to manage the storage of this native object.
 PyObject* python_manages(PyObject* self, PyObject* address) {
-  const Board* board = mover_of(self)->board;
-  const auto known = board->by_address.find(reinterpret_cast<std::uintptr_t>(PyLong_AsVoidPtr(address)));
-  if (PyErr_Occurred() != nullptr || (known != board->by_address.end() && !hand_over(known->second))) {
+  const MoverState* state = mover_of(self)->state;
+  const auto known = state->by_address.find(reinterpret_cast<std::uintptr_t>(PyLong_AsVoidPtr(address)));
+  if (PyErr_Occurred() != nullptr || (known != state->by_address.end() && !hand_over(known->second))) {
     return nullptr;
   }
   Py_RETURN_NONE;
@@ -77,7 +77,7 @@ PyObject* python_manages(PyObject* self, PyObject* address) {
 // The newest save of each storage that was discarded, as a list.
 PyObject* discarded(PyObject* self, PyObject*) {
   Reference list = Reference::stolen(PyList_New(0));
-  for (const LightStorage* storage : mover_of(self)->board->by_lifetime) {
+  for (const LightStorage* storage : mover_of(self)->state->by_lifetime) {
     if (storage != nullptr && storage->recipe && storage->newest != nullptr &&
         (!list || PyList_Append(list.get(), reinterpret_cast<PyObject*>(storage->newest)) != 0)) {
       return nullptr;
@@ -106,7 +106,7 @@ PyObject* make_mover(PyTypeObject* type, PyObject* arguments, PyObject* keywords
   for (int part = 0; part < kMoverParts; ++part) {
     mover->parts[static_cast<std::size_t>(part)] = Py_NewRef(PyTuple_GET_ITEM(arguments, part));
   }
-  mover->board = new Board();
+  mover->state = new MoverState();
   return reinterpret_cast<PyObject*>(mover);
 }
 
@@ -128,7 +128,7 @@ int clear(PyObject* self) {
 void dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   clear(self);
-  delete mover_of(self)->board;
+  delete mover_of(self)->state;
   PyTypeObject* type = Py_TYPE(self);
   type->tp_free(self);
   Py_DECREF(type);
@@ -143,7 +143,7 @@ PyMethodDef methods[] = {
 };
 
 PyObject* has_discarded(PyObject* self, void*) {
-  return PyBool_FromLong(mover_of(self)->board->discarded != 0);
+  return PyBool_FromLong(mover_of(self)->state->discarded != 0);
 }
 
 PyGetSetDef properties[] = {

@@ -26,7 +26,7 @@ bool is_plain(const Gate* gate, const UnplannedSaves* saves, PyObject* tensor) {
   const Reference layout = Reference::stolen(get(parts[kLayout], tensor));
   const Reference device = Reference::stolen(get(gate->mover->parts[kDevice], tensor));
   return layout.get() == parts[kStrided] && device &&
-         PyObject_RichCompareBool(device.get(), saves->board->device.get(), Py_EQ) == 1 &&
+         PyObject_RichCompareBool(device.get(), saves->state->device.get(), Py_EQ) == 1 &&
          is_false(Reference::stolen(get(parts[kIsQuantized], tensor))) &&
          is_false(Reference::stolen(get(parts[kIsNested], tensor))) &&
          is_false(Reference::stolen(PyObject_CallOneArg(parts[kIsZero], tensor))) && is_untraced(gate->mover);
@@ -68,9 +68,9 @@ bool takes_all(const Gate* gate, PyObject* tensor, std::int64_t whole) {
 
 // The place of a storage among those that are kept here; none if it is not, or if nothing of it is alive.
 const std::size_t kNone = static_cast<std::size_t>(-1);
-std::size_t alive_at(const Gate* gate, const UnplannedBoard* board, std::uintptr_t address) {
-  const auto known = board->by_address.find(address);
-  return known != board->by_address.end() && gate->ledger->is_alive(board->storages[known->second].lifetime)
+std::size_t alive_at(const Gate* gate, const UnplannedState* state, std::uintptr_t address) {
+  const auto known = state->by_address.find(address);
+  return known != state->by_address.end() && gate->ledger->is_alive(state->storages[known->second].lifetime)
              ? known->second
              : kNone;
 }
@@ -109,14 +109,14 @@ bool read(const Gate* gate, const UnplannedSaves* saves, PyObject* tensor, Facts
   facts.dtype = Reference::stolen(get(gate->parts[kDtype], tensor));
   return facts.dtype &&
          as_number(Reference::stolen(PyObject_CallMethod(facts.storage.get(), "nbytes", nullptr)), facts.whole) &&
-         facts.whole >= saves->board->least_bytes && takes_all(gate, tensor, facts.whole) &&
+         facts.whole >= saves->state->least_bytes && takes_all(gate, tensor, facts.whole) &&
          (facts.version = version_of(gate->mover, tensor)) >= 0;
 }
 
 // What the step has counted so far, by the name of its attribute; -1 with a Python error set.
 std::int64_t number_of(const UnplannedSaves* saves, const char* name) {
   std::int64_t number = -1;
-  return as_number(Reference::stolen(PyObject_GetAttrString(saves->board->step.get(), name)), number) ? number : -1;
+  return as_number(Reference::stolen(PyObject_GetAttrString(saves->state->step.get(), name)), number) ? number : -1;
 }
 
 // How often a storage is held natively, and its Python object by Python. That object exists, because a hook has read
@@ -147,48 +147,48 @@ bool calibrate(const UnplannedSaves* saves) {
   storage = Reference();
   Holders holders;
   const bool is_counted = count_holders(saves, address.get(), handle.get(), holders);
-  saves->board->others_native = holders.native - 1;
-  saves->board->others_python = holders.python;
+  saves->state->others_native = holders.native - 1;
+  saves->state->others_python = holders.python;
   return Reference::stolen(PyObject_CallOneArg(saves->parts[kFreeHandle], handle.get())) && is_counted;
 }
 
-void forget(UnplannedBoard* board, const UnplannedSaves* saves) {
-  for (const KeptStorage& storage : board->storages) {
+void forget(UnplannedState* state, const UnplannedSaves* saves) {
+  for (const KeptStorage& storage : state->storages) {
     Py_XDECREF(PyObject_CallOneArg(saves->parts[kFreeHandle], storage.handle.get()));
   }
-  board->storages.clear();
-  board->by_address.clear();
-  board->held.clear();
+  state->storages.clear();
+  state->by_address.clear();
+  state->held.clear();
 }
 
 // Adds a storage. Returns false with a Python error set.
 bool add(const UnplannedSaves* saves, std::int32_t lifetime, Facts& facts) {
-  UnplannedBoard* board = saves->board;
+  UnplannedState* state = saves->state;
   Reference handle = Reference::stolen(PyObject_CallOneArg(saves->parts[kWeakHandle], facts.storage.get()));
   if (!handle) {
     return false;
   }
-  const std::size_t place = board->storages.size();
-  board->storages.push_back(
+  const std::size_t place = state->storages.size();
+  state->storages.push_back(
       {lifetime, facts.version, Reference(facts.address.get()), std::move(handle), Reference(facts.dtype.get())});
-  board->by_address[facts.native] = place;
-  board->held.push_back(place);
+  state->by_address[facts.native] = place;
+  state->held.push_back(place);
   return true;
 }
 
 // Forgets a save of a storage that was added last: Python handles it.
 void take_back(const Gate* gate, const UnplannedSaves* saves, std::int32_t lifetime, std::uintptr_t address) {
-  UnplannedBoard* board = saves->board;
-  if (board->storages.empty() || board->storages.back().lifetime != lifetime) {
+  UnplannedState* state = saves->state;
+  if (state->storages.empty() || state->storages.back().lifetime != lifetime) {
     return;
   }
   gate->ledger->forget(lifetime);
-  Py_XDECREF(PyObject_CallOneArg(saves->parts[kFreeHandle], board->storages.back().handle.get()));
-  if (!board->held.empty() && board->held.back() == board->storages.size() - 1) {
-    board->held.pop_back();
+  Py_XDECREF(PyObject_CallOneArg(saves->parts[kFreeHandle], state->storages.back().handle.get()));
+  if (!state->held.empty() && state->held.back() == state->storages.size() - 1) {
+    state->held.pop_back();
   }
-  board->storages.pop_back();
-  board->by_address.erase(address);
+  state->storages.pop_back();
+  state->by_address.erase(address);
 }
 
 // Methods of the type.
@@ -200,18 +200,18 @@ PyObject* open(PyObject* self, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "OOL", &step, &device, &least_bytes)) {
     return nullptr;
   }
-  UnplannedBoard* board = saves->board;
+  UnplannedState* state = saves->state;
   if (saves->gate == nullptr) {
     PyErr_SetString(PyExc_RuntimeError, "the gate is gone");
     return nullptr;
   }
-  forget(board, saves);
-  if (board->others_native < 0 && !calibrate(saves)) {
+  forget(state, saves);
+  if (state->others_native < 0 && !calibrate(saves)) {
     return nullptr;
   }
-  board->step = Reference(step);
-  board->device = Reference(device);
-  board->least_bytes = least_bytes;
+  state->step = Reference(step);
+  state->device = Reference(device);
+  state->least_bytes = least_bytes;
   saves->gate->ledger->begin_unplanned_step();
   saves->thread = PyThread_get_thread_ident();
   saves->is_open = true;
@@ -228,28 +228,28 @@ PyObject* close(PyObject* self, PyObject*) {
 PyObject* end(PyObject* self, PyObject*) {
   UnplannedSaves* saves = saves_of(self);
   saves->is_open = false;
-  forget(saves->board, saves);
-  const Reference before = std::exchange(saves->board->step, Reference());
+  forget(saves->state, saves);
+  const Reference before = std::exchange(saves->state->step, Reference());
   Py_RETURN_NONE;
 }
 
 // The lifetime of the storage with this native address, alive or not; None if the step has kept nothing of it.
 PyObject* lifetime_at(PyObject* self, PyObject* address) {
-  const UnplannedBoard* board = saves_of(self)->board;
-  const auto known = board->by_address.find(reinterpret_cast<std::uintptr_t>(PyLong_AsVoidPtr(address)));
-  if (known == board->by_address.end()) {
+  const UnplannedState* state = saves_of(self)->state;
+  const auto known = state->by_address.find(reinterpret_cast<std::uintptr_t>(PyLong_AsVoidPtr(address)));
+  if (known == state->by_address.end()) {
     Py_RETURN_NONE;
   }
-  return PyLong_FromLong(board->storages[known->second].lifetime);
+  return PyLong_FromLong(state->storages[known->second].lifetime);
 }
 
 // The place of a lifetime among the storages, which are in the order of lifetimes; none if nothing of it was kept.
-std::size_t place_of(const UnplannedBoard* board, std::int32_t lifetime) {
+std::size_t place_of(const UnplannedState* state, std::int32_t lifetime) {
   const auto found =
-      std::lower_bound(board->storages.begin(), board->storages.end(), lifetime,
+      std::lower_bound(state->storages.begin(), state->storages.end(), lifetime,
                        [](const KeptStorage& one, std::int32_t number) { return one.lifetime < number; });
-  return found != board->storages.end() && found->lifetime == lifetime
-             ? static_cast<std::size_t>(found - board->storages.begin())
+  return found != state->storages.end() && found->lifetime == lifetime
+             ? static_cast<std::size_t>(found - state->storages.begin())
              : kNone;
 }
 
@@ -264,18 +264,18 @@ PyObject* hand_over(PyObject* self, PyObject* number) {
   if (saves->gate == nullptr) {
     return PyList_New(0);
   }
-  UnplannedBoard* board = saves->board;
+  UnplannedState* state = saves->state;
   Ledger* ledger = saves->gate->ledger;
   Reference found = Reference::stolen(lifetime < 0 ? ledger->saves() : ledger->saves_of_lifetime(lifetime));
   Reference given = Reference::stolen(PyList_New(0));
   for (Py_ssize_t index = 0; found && given && index < PyList_GET_SIZE(found.get()); ++index) {
     PyObject* one = PyList_GET_ITEM(found.get(), index);
     const auto* save = reinterpret_cast<KeptSave*>(one);
-    const std::size_t place = save->step == ledger->step() ? place_of(board, save->lifetime) : kNone;
-    if (place == kNone || version_of(saves->gate->mover, save->tensor) != board->storages[place].version) {
+    const std::size_t place = save->step == ledger->step() ? place_of(state, save->lifetime) : kNone;
+    if (place == kNone || version_of(saves->gate->mover, save->tensor) != state->storages[place].version) {
       continue;
     }
-    board->by_address.erase(reinterpret_cast<std::uintptr_t>(PyLong_AsVoidPtr(board->storages[place].address.get())));
+    state->by_address.erase(reinterpret_cast<std::uintptr_t>(PyLong_AsVoidPtr(state->storages[place].address.get())));
     ledger->hand_over(save->lifetime);
     if (PyList_Append(given.get(), one) != 0) {
       return nullptr;
@@ -296,12 +296,12 @@ PyObject* is_alive(PyObject* self, PyObject* number) {
 // Adds the lifetimes whose storages nobody else holds any more, as far as no earlier call did. Returns false with a
 // Python error set.
 bool add_unheld(const UnplannedSaves* saves, PyObject* unheld) {
-  UnplannedBoard* board = saves->board;
+  UnplannedState* state = saves->state;
   const Ledger* ledger = saves->gate->ledger;
   std::size_t left = 0;
-  for (std::size_t index = 0; index < board->held.size(); ++index) {
-    const std::size_t place = board->held[index];
-    const KeptStorage& storage = board->storages[place];
+  for (std::size_t index = 0; index < state->held.size(); ++index) {
+    const std::size_t place = state->held[index];
+    const KeptStorage& storage = state->storages[place];
     if (!ledger->is_alive(storage.lifetime)) {
       continue;
     }
@@ -309,9 +309,9 @@ bool add_unheld(const UnplannedSaves* saves, PyObject* unheld) {
     if (!count_holders(saves, storage.address.get(), storage.handle.get(), holders)) {
       return false;
     }
-    if (holders.native > ledger->saves_of(storage.lifetime) + board->others_native ||
-        holders.python > board->others_python) {
-      board->held[left++] = place;
+    if (holders.native > ledger->saves_of(storage.lifetime) + state->others_native ||
+        holders.python > state->others_python) {
+      state->held[left++] = place;
       continue;
     }
     const Reference number = Reference::stolen(PyLong_FromLong(storage.lifetime));
@@ -319,7 +319,7 @@ bool add_unheld(const UnplannedSaves* saves, PyObject* unheld) {
       return false;
     }
   }
-  board->held.resize(left);
+  state->held.resize(left);
   return true;
 }
 
@@ -330,7 +330,7 @@ PyObject* changes(PyObject* self, PyObject*) {
   if (ledger == nullptr) {
     Py_RETURN_NONE;
   }
-  if (!ledger->has_ended() && saves->board->held.empty()) {
+  if (!ledger->has_ended() && saves->state->held.empty()) {
     Py_RETURN_NONE;
   }
   const Reference ended = Reference::stolen(ledger->take_ended());
@@ -366,7 +366,7 @@ PyObject* make_saves(PyTypeObject* type, PyObject* arguments, PyObject* keywords
   for (int part = 0; part < kUnplannedParts; ++part) {
     saves->parts[static_cast<std::size_t>(part)] = Py_NewRef(PyTuple_GET_ITEM(arguments, part));
   }
-  saves->board = new UnplannedBoard();
+  saves->state = new UnplannedState();
   return reinterpret_cast<PyObject*>(saves);
 }
 
@@ -376,8 +376,8 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   for (PyObject* part : saves->parts) {
     Py_VISIT(part);
   }
-  if (saves->board != nullptr) {
-    Py_VISIT(saves->board->step.get());
+  if (saves->state != nullptr) {
+    Py_VISIT(saves->state->step.get());
   }
   return 0;
 }
@@ -385,9 +385,9 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 // A cleared one is garbage: no gate has it.
 int clear(PyObject* self) {
   UnplannedSaves* saves = saves_of(self);
-  if (saves->board != nullptr && saves->parts[kFreeHandle] != nullptr) {
-    forget(saves->board, saves);
-    const Reference before = std::exchange(saves->board->step, Reference());
+  if (saves->state != nullptr && saves->parts[kFreeHandle] != nullptr) {
+    forget(saves->state, saves);
+    const Reference before = std::exchange(saves->state->step, Reference());
   }
   for (PyObject*& part : saves->parts) {
     Py_CLEAR(part);
@@ -398,7 +398,7 @@ int clear(PyObject* self) {
 void dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   clear(self);
-  delete saves_of(self)->board;
+  delete saves_of(self)->state;
   PyTypeObject* type = Py_TYPE(self);
   type->tp_free(self);
   Py_DECREF(type);
@@ -440,21 +440,21 @@ PyObject* keep_unplanned(Gate* gate, PyObject* tensor) {
   }
   Facts facts;
   if (!read(gate, saves, tensor, facts) || !is_plain(gate, saves, tensor)) {
-    forgiven();
+    clear_error();
     return nullptr;
   }
-  const std::size_t place = alive_at(gate, saves->board, facts.native);
+  const std::size_t place = alive_at(gate, saves->state, facts.native);
   const bool is_new = place == kNone;
-  if (is_new ? saves->board->by_address.count(facts.native) != 0
-             : !joins(gate, saves->board->storages[place], tensor, facts.version, facts.dtype.get())) {
-    forgiven();
+  if (is_new ? saves->state->by_address.count(facts.native) != 0
+             : !joins(gate, saves->state->storages[place], tensor, facts.version, facts.dtype.get())) {
+    clear_error();
     return nullptr;
   }
-  const std::int64_t number = is_new ? number_of(saves, "lifetimes") : saves->board->storages[place].lifetime;
+  const std::int64_t number = is_new ? number_of(saves, "lifetimes") : saves->state->storages[place].lifetime;
   PyObject* held = number < 0 ? nullptr : PyObject_CallOneArg(gate->parts[kDetach], tensor);
   if (held == nullptr || !saves->is_open) {  // detach() lets other threads run
     Py_XDECREF(held);
-    forgiven();
+    clear_error();
     return nullptr;
   }
   const auto lifetime = static_cast<std::int32_t>(number);
@@ -489,9 +489,9 @@ PyObject* keep_unplanned(Gate* gate, PyObject* tensor) {
 
 PyObject* use_unplanned(Gate* gate, KeptSave* save) {
   UnplannedSaves* saves = gate->unplanned;
-  if (saves == nullptr || !saves->board->step || save->ledger == nullptr || save->step != gate->ledger->step() ||
+  if (saves == nullptr || !saves->state->step || save->ledger == nullptr || save->step != gate->ledger->step() ||
       !is_untraced(gate->mover)) {
-    forgiven();
+    clear_error();
     return nullptr;
   }
   const Reference tensor(save->tensor);

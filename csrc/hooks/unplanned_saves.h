@@ -46,7 +46,7 @@ struct KeptStorage final {
   Reference dtype;
 };
 
-struct UnplannedBoard final {
+struct UnplannedState final {
   std::vector<KeptStorage> storages;                           // by lifetime, as far as they are kept here
   std::unordered_map<std::uintptr_t, std::size_t> by_address;  // places in `storages`
   std::vector<std::size_t> held;                               // that others may hold
@@ -60,7 +60,7 @@ struct UnplannedBoard final {
 
 struct UnplannedSaves final {
   PyObject_HEAD std::array<PyObject*, kUnplannedParts> parts;
-  UnplannedBoard* board;
+  UnplannedState* state;
   Gate* gate;            // which owns this; null before and after
   unsigned long thread;  // which saves
   bool is_open;

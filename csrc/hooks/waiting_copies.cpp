@@ -15,8 +15,8 @@ bool sequence_number(const Mover* mover, std::int64_t& number) {
 }
 
 // A waiting storage whose operation is over, which waits no more; or null.
-LightStorage* take_complete(Board* board, std::int64_t now) {
-  auto& waiting = board->waiting;
+LightStorage* take_complete(MoverState* state, std::int64_t now) {
+  auto& waiting = state->waiting;
   const auto found = std::find_if(waiting.begin(), waiting.end(), [&](const auto& one) { return one.second != now; });
   if (found == waiting.end()) {
     return nullptr;
@@ -34,7 +34,7 @@ bool wait_for_operation(LightStorage* storage) {
     return false;
   }
   try {
-    storage->mover->board->waiting.emplace_back(storage, now);
+    storage->mover->state->waiting.emplace_back(storage, now);
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -42,7 +42,7 @@ bool wait_for_operation(LightStorage* storage) {
 }
 
 void wait_no_more(const LightStorage* storage) {
-  auto& waiting = storage->mover->board->waiting;
+  auto& waiting = storage->mover->state->waiting;
   waiting.erase(std::remove_if(waiting.begin(), waiting.end(), [&](const auto& one) { return one.first == storage; }),
                 waiting.end());
 }
@@ -57,10 +57,10 @@ bool submit_complete(const Gate* gate) {
   if (!locked || !sequence_number(mover, now)) {
     return false;
   }
-  while (LightStorage* storage = take_complete(mover->board, now)) {
+  while (LightStorage* storage = take_complete(mover->state, now)) {
     const Held held(storage);
     const bool is_as_saved = version_of(mover, storage->witness.get()) == storage->version;
-    if ((!is_as_saved || !may_move_here(mover) || !offload(storage)) && !(forgiven() && hand_over(storage))) {
+    if ((!is_as_saved || !may_move_here(mover) || !offload(storage)) && !(clear_error() && hand_over(storage))) {
       return false;
     }
   }

@@ -232,7 +232,7 @@ class SettledHooks:
     def look_again(self) -> None:
         """From now on the gate calls at each point, if something waits for the next one."""
         if self.gate.is_open:
-            self.gate.attention = self._saves.deferred.number > 0 or self._are_waiting
+            self.gate.calls_python = self._saves.deferred.number > 0 or self._are_waiting
 
     def _manage_kept(self, followed: SettledStep) -> None:
         """Manages the saves that the gate has kept in this step and that are alive: see [Note: Kept saves]. A save that

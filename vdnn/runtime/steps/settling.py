@@ -142,7 +142,7 @@ class Settling:
     def cut(self) -> None:
         """No step will be settled any more."""
         if self.gate is not None:
-            self.gate.teach(None)
+            self.gate.set_lesson(None)
         self.gate = self.light = self.unplanned = self._kept = self._lesson = self._last = None
         self.manage_kept = lambda _: None
         self.leaves = None
@@ -184,7 +184,7 @@ class Settling:
                 history.lessons += 1
                 lesson = Lesson(step, executor, modules, counters, resident_bytes)
                 self._lesson = lesson, history
-                gate.teach(lesson)
+                gate.set_lesson(lesson)
             return False
         if not modules.may_rest:
             self._follow_modules(modules)
@@ -365,7 +365,7 @@ class Settling:
         if self._lesson is None or self.gate is None:
             return
         (lesson, history), self._lesson = self._lesson, None
-        self.gate.teach(None)
+        self.gate.set_lesson(None)
         script, first = lesson.script(), lesson.step.keys.first
         if script is not None and first is not None:
             self._sizes_of(lesson.step, lesson.executor).learn(first, script)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vdnn.errors import VdnnError
-from vdnn.runtime.torch_internals.surroundings import Surroundings
+from vdnn.runtime.torch_internals.saved_modes import SavedModes
 from vdnn.runtime.training_state.deferred.taken_gradients import TakenGradients
 from vdnn.runtime.training_state.device_steps import Coming, DeviceSteps
 from vdnn.runtime.training_state.sliced_step import SlicedStep, stopped
@@ -42,7 +42,7 @@ class DeferredStep:
         self._slices = dict(enumerate(slices))  # that are not stepped yet, by number
         self._numbers = {id(one): number for number, part in enumerate(slices) for one in part.all_parameters()}
         self._coming: dict[int, Coming] = {}
-        self._surroundings = Surroundings({part.device.type for part in slices if part.device is not None})
+        self._modes = SavedModes({part.device.type for part in slices if part.device is not None})
         self.gradients = gradients
         self._stepped = stepped_before
         self._total = stepped_before + len(self._numbers)
@@ -73,7 +73,7 @@ class DeferredStep:
         part = self._slices[number]
         coming = self._coming.pop(number, None) or self._fetched(part)
         parameters = part.all_parameters()
-        with self._surroundings.restored(), self._as_it_was_called(), self.gradients.in_place(parameters):
+        with self._modes.restored(), self._as_it_was_called(), self.gradients.in_place(parameters):
             del self._slices[number]
             try:
                 self._steps.step_one(self._sliced, part, coming)
@@ -87,13 +87,13 @@ class DeferredStep:
         for number in list(self._slices)[:_AHEAD]:
             if number not in self._coming:
                 try:
-                    with self._surroundings.restored():
+                    with self._modes.restored():
                         self._coming[number] = self._steps.fetch(self._slices[number], all_step=True)
                 except torch.OutOfMemoryError:
                     return  # it is fetched when it is needed
 
     def _fetched(self, part: Slice) -> Coming:
-        with self._surroundings.restored():
+        with self._modes.restored():
             try:
                 return self._steps.fetch(part, all_step=True)
             except torch.OutOfMemoryError:

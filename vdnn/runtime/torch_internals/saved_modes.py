@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import _pop_mode, _push_mode
 from vdnn.runtime.torch_internals.tensor_kinds import num_dispatch_modes, outside_of_transforms
 
 
-class Surroundings:
-    """Those of this moment, for tensors on devices of `types`. `restored` brings them back."""
+class SavedModes:
+    """The modes of this moment, for tensors on devices of `types`. `restored` brings them back."""
 
     def __init__(self, types: Iterable[str]) -> None:
         self._autocast = {kind: _autocast_of(kind) for kind in {"cpu", *types}}
