@@ -12,10 +12,13 @@ from torch.nn import functional
 
 import vdnn
 from vdnn.errors import VdnnError
+from vdnn.hardware import load_profile
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal import cuda_autocast
 from vdnn.runtime.rehearsal.gpu_calls import gpu_calls
+from vdnn.runtime.rehearsal.rehearsal import rehearse
 from vdnn.runtime.rehearsal.stage import stage
+from vdnn.runtime.rehearsal.subjects import Staged, Subject
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -181,3 +184,31 @@ def test_float16_is_planned_for_a_t4() -> None:
         return nn.Linear(64, 64).to(torch.float16), torch.empty(batch, 64, dtype=torch.float16)
 
     assert vdnn.plan(step, 8192, hardware="t4").hardware == "t4"
+
+
+@pytest.mark.parametrize(
+    ("norm", "operation"),
+    [
+        (lambda: nn.LayerNorm(1024), "layer_norm"),
+        (lambda: nn.RMSNorm(1024), "layer_norm"),  # a rehearsal's is one that saves as much
+        (lambda: nn.GroupNorm(4, 1024), "group_norm"),
+        (lambda: nn.BatchNorm1d(1024), "batch_norm"),
+    ],
+)
+def test_norms_are_recomputed_under_autocast(norm: Callable[[], nn.Module], operation: str) -> None:
+    """The call of a norm has facts that its node does not save. Between that call and the node a rehearsal casts."""
+
+    def staged() -> Staged:
+        model = nn.Sequential(nn.Linear(1024, 1024), norm(), nn.Linear(1024, 1024))
+        inputs = torch.empty(2048, 1024)
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = model(inputs).float().sum()
+            loss.backward()
+
+        return Staged(model, step, (inputs,))
+
+    recording = rehearse(Subject(staged), load_profile("h100")).recording
+    recomputes = [one.recompute.operation for one in recording.lifetimes if one.recompute is not None]
+    assert any(operation in one for one in recomputes), recomputes

@@ -159,13 +159,15 @@ def _overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, operation), overload or "default")
 
 
-def below_autocast(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """The operation, without casts of its arguments."""
+def below_autocast(operation: Any) -> Callable[..., Any]:
+    """The operation, without casts of its arguments. An overload is called without a frame of torch's own, which would
+    hide from recomputes in which call of a norm the operation runs."""
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _HERE))
+    call = getattr(operation, "_op", operation)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return operation(*args, **kwargs)
+            return call(*args, **kwargs)
 
     return run
 
