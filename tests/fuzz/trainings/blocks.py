@@ -207,19 +207,25 @@ def _twice(clock: Clock, named: bool) -> nn.Module:
 
 
 class _Checkpointed(nn.Module):
-    def __init__(self, reentrant: bool) -> None:
+    def __init__(self, how: str) -> None:
         super().__init__()
         self.inner = nn.Sequential(nn.Linear(COLUMNS, COLUMNS), nn.Tanh(), nn.Linear(COLUMNS, COLUMNS))
-        self.reentrant = reentrant
+        self.how = how
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = checkpoint.checkpoint(self.inner, x, use_reentrant=self.reentrant)
+        given: dict[str, Any] = {"context_fn": _selective} if self.how == "selective" else {}
+        found: Tensor = checkpoint.checkpoint(self.inner, x, use_reentrant=self.how == "reentrant", **given)
         return found
 
 
-@block("checkpointed", 1, lambda random: (random.random() < 0.4,))
-def _checkpointed(clock: Clock, reentrant: bool) -> nn.Module:
-    return _Checkpointed(reentrant)
+def _selective() -> Any:
+    """Keeps the results of matrix products."""
+    return checkpoint.create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])
+
+
+@block("checkpointed", 1, _one_of("reentrant", "not reentrant", "selective"))
+def _checkpointed(clock: Clock, how: str) -> nn.Module:
+    return _Checkpointed(how)
 
 
 WRITES = ("no_grad", "detach", "data", "copy_", "numpy", "optimizer")

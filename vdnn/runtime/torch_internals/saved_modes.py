@@ -25,7 +25,7 @@ class SavedModes:
     def restored(self) -> Iterator[None]:
         """Inside, gradients are off. Modes that were entered since do not see what runs here."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_fewer_modes(self._modes))
+            stack.enter_context(fewer_modes(self._modes))
             stack.enter_context(outside_of_transforms())
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
@@ -44,7 +44,8 @@ def _autocast_of(kind: str) -> tuple[bool, torch.dtype | None]:
 
 
 @contextlib.contextmanager
-def _fewer_modes(number: int) -> Iterator[None]:
+def fewer_modes(number: int) -> Iterator[None]:
+    """Dispatch modes beyond the first `number` do not see what runs inside."""
     popped = []
     try:
         while num_dispatch_modes() > number:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import vdnn
 from tests.runtime.training_state.conftest import Manage
@@ -45,6 +47,32 @@ def test_copies_parametrizations_and_functional_calls_have_the_bits(manage: Mana
                 given = dict(training.model.named_parameters())
                 found.append(torch.func.functional_call(training.model, given, (x,)).detach())
         return [*found, *values(training)]
+
+    managed = lambda one: manage(one.optimizer, model=one.model, parameters="all")  # noqa: E731
+    assert same(run(begin(ADAMW), lambda _: contextlib.nullcontext()), run(begin(ADAMW), managed))
+
+
+def test_a_selective_checkpoint_counts_none_of_our_operations(manage: Manage) -> None:
+    """It refuses a recompute that runs an operation more often than the forward did. The copies of parameters come at
+    other places there."""
+
+    def run(training: Training, inside: Any) -> list[Any]:
+        def policy(_: object, operation: object, *args: object, **named: object) -> CheckpointPolicy:
+            is_product = operation is torch.ops.aten.addmm.default
+            return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
+
+        layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)) for _ in range(3))
+        training.model, training.optimizer = layers, ADAMW(layers.parameters())
+        with inside(training):
+            for _ in range(3):
+                x = torch.ones(2, 8)
+                for layer in layers:
+                    choose = functools.partial(create_selective_checkpoint_contexts, policy)
+                    x = checkpoint(layer, x, use_reentrant=False, context_fn=choose)
+                x.square().mean().backward()
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+        return values(training)
 
     managed = lambda one: manage(one.optimizer, model=one.model, parameters="all")  # noqa: E731
     assert same(run(begin(ADAMW), lambda _: contextlib.nullcontext()), run(begin(ADAMW), managed))

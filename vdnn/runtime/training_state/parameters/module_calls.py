@@ -21,7 +21,8 @@ from vdnn.runtime.torch_internals.backward_ends import graph_task, in_backward
 from vdnn.runtime.torch_internals.data_reads import native_data, watch_data, watch_data_no_longer
 from vdnn.runtime.torch_internals.parameter_access import watch_parameters_of
 from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer, is_guarded
-from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
+from vdnn.runtime.torch_internals.saved_modes import fewer_modes
+from vdnn.runtime.torch_internals.tensor_kinds import num_dispatch_modes, outside_of_transforms
 from vdnn.runtime.torch_internals.tensor_swaps import watch_swaps
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, is_held
 from vdnn.runtime.training_state.parameters.streaming import Streaming
@@ -81,8 +82,10 @@ class ModuleCalls:
         self._too_late: list[Use] = []  # written to on the host while they ran on the device
         self._undo: list[Callable[[], object]] = []
         self._forks = forks.count
+        self._modes = 0  # of dispatch, as the session was entered
 
     def __enter__(self) -> ModuleCalls:
+        self._modes = num_dispatch_modes()
         hooks = torch.nn.modules.module
         for handle in (
             hooks.register_module_forward_pre_hook(self._before),
@@ -129,6 +132,10 @@ class ModuleCalls:
     def _before(self, module: torch.nn.Module, args: object) -> None:
         if torch.compiler.is_compiling() or forks.count != self._forks or not self._away:
             return
+        if num_dispatch_modes() > self._modes:  # a selective checkpoint's counts operations, and would count ours
+            with fewer_modes(self._modes):
+                self._before(module, args)
+            return
         stack = self._calls.stack
         if stack and stack[0].module is module and not in_backward():
             stack.clear()  # Ctrl-C: torch calls no hooks behind it
@@ -167,6 +174,10 @@ class ModuleCalls:
 
     def _after(self, module: torch.nn.Module, args: object, output: object) -> None:
         if torch.compiler.is_compiling() or forks.count != self._forks:
+            return
+        if num_dispatch_modes() > self._modes:
+            with fewer_modes(self._modes):
+                self._after(module, args, output)
             return
         stack = self._calls.stack
         if all(call.module is not module for call in stack):
@@ -220,7 +231,8 @@ class ModuleCalls:
         if torch.compiler.is_compiling() or forks.count != self._forks:
             return
         self._read_outside.add(away.name)
-        self._bring([away], self._calls.stack[-1])
+        with fewer_modes(self._modes):
+            self._bring([away], self._calls.stack[-1])
 
     def _returned(self, output: object, caller: _Call) -> None:
         """A module returns parameters to the one that called it, which reads them from now on."""
