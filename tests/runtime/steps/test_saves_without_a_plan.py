@@ -143,6 +143,31 @@ def test_guarded_steps_move_what_they_would_of_managed_saves(name: str, share: f
     assert native == steps_of(training(name), natively=False, budget=budget, recompute=recompute)
 
 
+def of_a_wide_head() -> Callable[[int, Callable[[], Session]], Any]:
+    """A step whose last product is far larger than all that it saves, and saves its weight ahead of its operand."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)]
+    model = nn.Sequential(*layers, nn.LayerNorm(32), nn.Linear(32, 512, bias=False))
+
+    def step(index: int, enter: Callable[[], Session]) -> Any:
+        model(torch.ones(128, 32)).sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        model.zero_grad()
+        return [None if one is None else one.tolist() for one in gradients]
+
+    return step
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
+def test_a_product_without_room_is_guarded_alike(share: float) -> None:
+    """Its guard evicts all that the step keeps, in the middle of the save of its operand."""
+    recording = steps_of(of_a_wide_head, natively=False)[0].recording
+    assert recording is not None
+    budget = int(share * recording.peak_bytes)
+    native = steps_of(of_a_wide_head, natively=True, budget=budget)
+    assert native == steps_of(of_a_wide_head, natively=False, budget=budget)
+
+
 def _may_differ(program: Program, *, is_guarded: bool) -> bool:
     """True for programs with one of these:
 

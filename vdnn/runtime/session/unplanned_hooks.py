@@ -141,8 +141,11 @@ class UnplannedHooks:
         if transport.current_stream() is not self._stream or len(transport.streams) > 1:
             return False
         reason = exemptions.without_plan(storage, node)
-        if reason is None and step.guard is None:
-            return False  # the policy offloads it
+        if step.guard is None:
+            if reason is None:
+                return False  # the policy offloads it
+        elif watch.lacks_room_for_product(tensor):
+            return False  # its guard evicts in the middle of this save
         if is_new:
             refuse_graphs_around()
         counters, number = saves.counters, save.lifetime

@@ -138,6 +138,15 @@ _PRODUCTS = 2
 _UNWATCHED = contextlib.nullcontext()  # around a hook that nobody watches, or that runs inside another one
 
 
+def _product_bytes(step: WatchedStep, operand: torch.Tensor) -> int:
+    """The bytes of room for the result of a matrix product that has saved its weight and now saves `operand`; 0 if it
+    is none. The result may be far larger than all saves, such as the logits of a large vocabulary."""
+    weight, size = step.weight, operand.shape
+    if weight is None or len(size) != 2 or weight[0] != _sequence_nr() or size[1] != weight[1][0]:
+        return 0
+    return _PRODUCTS * int(size[0]) * int(weight[1][1]) * operand.itemsize
+
+
 class StepWatch:
     """Follows the steps of one session. It is itself the context around each hook: see `hook`."""
 
@@ -499,7 +508,7 @@ class StepWatch:
         step = self._step
         step.kept_natively(number, storage, step.next_key(tensor, node, self._modules), is_new=is_new)
         if step.guard is not None:
-            self._expect_product(step, tensor)
+            step.guard.leaves_room(self._expected_product(step, tensor))
 
     def saved(self, managed: ManagedStorage, tensor: torch.Tensor, node: Node | None, *, is_new: bool) -> Action | None:
         """The planned action; None if no plan has this save."""
@@ -515,7 +524,7 @@ class StepWatch:
         key = step.key_of_first if step.point < 0 else step.next_key(tensor, node, self._modules)
         action = step.saved(managed, key, is_new=is_new)
         if step.guard is not None and step.executor is None:
-            self._expect_product(step, tensor)
+            self._leave_room_now(self._expected_product(step, tensor))
         if step.executor is not None and step.executor.is_outgrown and isinstance(step.guard, PlanGuard):
             self._guard_the_rest(step)
         return action
@@ -547,24 +556,33 @@ class StepWatch:
                 self._step.recorder.used_earlier_save()
             self._leave_room_now(nbytes)
 
-    def _expect_product(self, step: WatchedStep, operand: torch.Tensor) -> None:
-        """Makes room for the result of a matrix product that has saved its weight and now saves `operand`. The result
-        may be far larger than all saves, such as the logits of a large vocabulary."""
-        weight, step.weight, step.operand = step.weight, None, None
-        if operand.dim() != 2:
-            return
-        step.operand = number, size = _sequence_nr(), operand.shape
-        if weight is not None and weight[0] == number and size[1] == weight[1][0]:
-            self._leave_room_now(_PRODUCTS * int(size[0]) * int(weight[1][1]) * operand.itemsize)
+    def _expected_product(self, step: WatchedStep, operand: torch.Tensor) -> int:
+        """The bytes of room for the matrix product that saves `operand`; 0 if none is known. Notes the operand."""
+        nbytes = _product_bytes(step, operand)
+        step.weight = None
+        step.operand = (_sequence_nr(), operand.shape) if operand.dim() == 2 else None
+        return nbytes
+
+    def lacks_room_for_product(self, operand: torch.Tensor) -> bool:
+        """True if the matrix product that saves `operand` now has no room, in a step without a plan."""
+        nbytes = _product_bytes(self._step, operand)
+        return nbytes > 0 and self._lacking_bytes(nbytes) > 0
 
     def _leave_room_now(self, nbytes: int) -> None:
         """Leaves room for this many bytes besides the storages that the step keeps, from this hook on."""
-        planner, gauges, guard, budget_bytes = self.options.planner, self.gauges, self._step.guard, None
+        guard = self._step.guard
+        if nbytes and guard is not None:
+            guard.leaves_room(nbytes)
+            guard.free_now(self._lacking_bytes(nbytes))
+
+    def _lacking_bytes(self, nbytes: int) -> int:
+        """How many of these bytes the budget has no room for, now."""
+        planner, gauges, budget_bytes = self.options.planner, self.gauges, None
         if planner is not None and self.transport is not None:
             budget_bytes = planner.fixed_bytes(self.transport.device.info.total_bytes)
-        if budget_bytes is not None and gauges is not None and guard is not None:
-            guard.leaves_room(nbytes)
-            guard.free_now(self._allocated_bytes(gauges) + nbytes - budget_bytes)
+        if budget_bytes is None or gauges is None:
+            return 0
+        return max(0, self._allocated_bytes(gauges) + nbytes - budget_bytes)
 
     def guards(self, managed: ManagedStorage) -> bool:
         """True if the guard keeps a storage that the online policy would offload, until it has to be evicted."""
