@@ -100,7 +100,13 @@ def verdict_of(program: Program, recheck: int = RECHECK) -> Verdict:
 def _verdict_of_numbers(program: Program, recheck: int) -> Verdict:
     """The first differing step decides. A refusal ends the comparison, because the states are not equal after it."""
     plain = plain_outcomes(program)
-    with session_for(program.mode, recheck) as enter:
+
+    def run(enter: Enter) -> None:
+        world = World(program)
+        for step in range(steps_of(program.mode)):
+            outcome_of(world, step, enter)
+
+    with session_for(program.mode, recheck, run) as enter:
         world = World(program)
         for step, wanted in enumerate(plain):
             found = outcome_of(world, step, enter)

@@ -7,6 +7,7 @@ from random import Random
 from tests.fuzz import productions
 from tests.fuzz.grammar import PRODUCTIONS, Production
 from tests.fuzz.program import ALWAYS, INPUT, Program, Statement, When
+from tests.fuzz.sessions import settles
 from tests.fuzz.training import draw_kind
 
 # Each plan is searched for, so such a program takes several times as long as another one.
@@ -18,8 +19,13 @@ MODES = {
     "auto 60": 0.0075,
     "auto 80": 0.0075,
     "auto min": 0.0075,
+    "guarded 50": 0.02,
+    "guarded 80": 0.02,
+    "stored 55": 0.01,
+    "stored 85": 0.01,
 }
 MOST_OPERATIONS = 10
+_MUCH_LATER = 3  # times: what changes late does so once steps have settled
 _ONE_IN = 16  # this share of programs runs a custom function's backward before the backward of another reader
 
 _OPERATIONS = [one for one in PRODUCTIONS.values() if one.weight]
@@ -30,12 +36,15 @@ assert productions.ALL, "the grammar is registered"
 def program_of(seed: int, mode: str | None = None) -> Program:
     random = Random(seed)
     drawn = random.choices(list(MODES), list(MODES.values()))[0]
-    return Program(seed, mode or drawn, _Plot(random).body(seed % _ONE_IN == 3))
+    mode = mode or drawn
+    late_by = _MUCH_LATER if settles(mode) else 1
+    return Program(seed, mode, _Plot(random, late_by).body(seed % _ONE_IN == 3))
 
 
 class _Plot:
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, late_by: int = 1) -> None:
         self.random = random
+        self._late_by = late_by
         self._slots = INPUT
         self._made: list[int] = [INPUT]
         self._left = random.randint(3, MOST_OPERATIONS)
@@ -162,7 +171,7 @@ class _Plot:
 
     def _sometimes(self) -> When:
         period = self.random.choice([1, 2, 3, 4])
-        return When(period, self.random.randrange(period), self.random.choice([0, 0, 3, 4, 5]))
+        return When(period, self.random.randrange(period), self._late_by * self.random.choice([0, 0, 3, 4, 5]))
 
     def _operation(self, name: str | None = None) -> Statement:
         chosen: Production = PRODUCTIONS[name] if name else self.random.choices(_OPERATIONS, _WEIGHTS)[0]

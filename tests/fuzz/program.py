@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 STEPS = 8
+SETTLED_STEPS = 20  # for modes whose steps settle
 STEPS_WITHOUT_PLAN = 6  # for modes without a recording; changing numbers and late writes begin in steps 3 to 5
 INPUT = 0  # the slot of a step's input
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Any
+from unittest import mock
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vdnn
-from tests.fuzz.program import STEPS, STEPS_WITHOUT_PLAN
+from tests.fuzz.program import SETTLED_STEPS, STEPS, STEPS_WITHOUT_PLAN
 from vdnn.planning.footprint import offload_everything
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.policies import PlanPolicy, PlanRequest
@@ -45,10 +47,16 @@ class _SharePlanner(BudgetPlanner):
 
 
 def is_planned(mode: str) -> bool:
-    return mode == "drawn" or mode.startswith("auto")
+    return mode == "drawn" or mode.startswith(("auto", "guarded", "stored"))
+
+
+def settles(mode: str) -> bool:
+    return mode.startswith("stored")
 
 
 def steps_of(mode: str) -> int:
+    if settles(mode):
+        return SETTLED_STEPS
     return STEPS if is_planned(mode) else STEPS_WITHOUT_PLAN
 
 
@@ -92,8 +100,11 @@ def open_session(mode: str, device: Any, recheck: int = RECHECK) -> Session:
             limits=vdnn.Limits(offload_window="256B", reload_window="512B"),
             recheck=recheck,
         )
-    share = mode.removeprefix("auto ")
-    session = open_planned("min", device, recheck)
+    return _open_for_share(mode.removeprefix("auto "), device, recheck)
+
+
+def _open_for_share(share: str, device: Any, recheck: int, **options: Any) -> Session:
+    session = open_planned("min", device, recheck, **options)
     if share != "min":
         steps = session._engine.steps
         assert isinstance(steps, StepWatch)
@@ -128,9 +139,15 @@ def plain_for(mode: str) -> contextlib.AbstractContextManager[object]:
 
 
 @contextlib.contextmanager
-def session_for(mode: str, recheck: int = RECHECK) -> Iterator[Enter]:
+def session_for(mode: str, recheck: int = RECHECK, run: Callable[[Enter], object] | None = None) -> Iterator[Enter]:
     """Yields a function that enters the mode's session. If the mode has a virtual machine, it is entered around the
-    session."""
+    session. `run` runs the program once from its beginning, for modes with a share of the peak of the whole program:
+    "guarded" never plans, and "stored" follows the plans of an earlier session from its first step on."""
+    if mode.startswith(("guarded", "stored")):
+        assert run is not None
+        with _under_share(mode, recheck, run) as enter:
+            yield enter
+        return
     if not is_planned(mode):
         session = open_session(mode, "sim", recheck)
         try:
@@ -144,3 +161,43 @@ def session_for(mode: str, recheck: int = RECHECK) -> Iterator[Enter]:
             yield lambda: session
         finally:
             session.close()
+
+
+def _share_of_plain(share: int, run: Callable[[Enter], object]) -> int:
+    """A budget between the most bytes that are there before a step, and the peak of all steps."""
+    with VirtualMachine("titan-x", fake=False) as machine:
+        before: list[int] = []
+
+        def enter() -> contextlib.AbstractContextManager[None]:
+            before.append(machine.tracker.live_bytes)
+            return contextlib.nullcontext()
+
+        run(enter)
+        return max(before) + (machine.peak_bytes - max(before)) * share // 100
+
+
+@contextlib.contextmanager
+def _under_share(mode: str, recheck: int, run: Callable[[Enter], object]) -> Iterator[Enter]:
+    kind, share = mode.split()
+    if kind == "guarded":
+        budget = _share_of_plain(int(share), run)
+        with (
+            VirtualMachine("titan-x", fake=False) as machine,
+            contextlib.closing(open_planned(budget, machine, recheck, warmup_steps=STEPS)) as session,
+        ):
+            steps = session._engine.steps
+            assert isinstance(steps, StepWatch)
+            with mock.patch.object(steps._plans, "choose", return_value=None):
+                yield lambda: session
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for is_first in (True, False):
+            with (
+                VirtualMachine("titan-x", fake=False) as machine,
+                contextlib.closing(_open_for_share(share, machine, recheck, plans=folder)) as session,
+                session,  # one around all steps
+            ):
+                if is_first:
+                    run(contextlib.nullcontext)
+                else:
+                    yield contextlib.nullcontext

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tests.fuzz.grammar import PRODUCTIONS
-from tests.fuzz.program import INPUT, STEPS, Program, Statement, flattened
+from tests.fuzz.program import INPUT, SETTLED_STEPS, STEPS, Program, Statement, flattened
 from tests.fuzz.shapes import COLUMNS, ROWS
 
 Run = Callable[[], None]
@@ -33,7 +33,7 @@ class World:
         generator = torch.Generator().manual_seed(program.seed)
         self._numbers = torch.randn(2048, generator=generator)
         self._taken = 0
-        self._inputs = torch.randn(STEPS, ROWS, COLUMNS, generator=generator)
+        self._inputs = torch.randn(SETTLED_STEPS, ROWS, COLUMNS, generator=generator)
         self.part = 0
         self.parameters: list[list[nn.Parameter]] = [[], []]
         self.buffers: list[torch.Tensor] = []

@@ -10,17 +10,21 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch import nn
+
 import vdnn
 from tests.fuzz.outcomes import MODIFIED
 from tests.fuzz.sessions import open_planned
 from tests.runtime.training_state.ways import what_stays_changes
 from vdnn import _C
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.step.training_plan import PlacedParameter, TrainingPlan
 
 if TYPE_CHECKING:
     from tests.fuzz.trainings.world import Training
 
-# What is given to `vdnn.offload`, by name of the way. "parameters" needs the model as well.
+# What is given to `vdnn.offload`, by name of the way. "parameters" needs the model as well, and so do "as needed",
+# a session that decides by itself what leaves, and "as planned", one that follows a drawn plan of the whole training.
 WAYS: dict[str, dict[str, Any]] = {
     "state": {},
     "deferred": {"optimizer_step": "deferred"},
@@ -31,19 +35,22 @@ WAYS: dict[str, dict[str, Any]] = {
     "deferred frozen gradients": {"optimizer_step": "deferred", "gradients": True, "parameters": "frozen"},
     "frozen alone": {"parameters": "frozen"},
     "all": {"parameters": "all"},
+    "as needed": {"model": None},
+    "as planned": {"model": None},
     "on the cpu": {"optimizer_on": "cpu"},
     "all on the cpu": {"parameters": "all", "optimizer_on": "cpu"},
 }
-_WEIGHTS = {"gradients": 2, "all": 4, "frozen": 1.5, "deferred gradients": 1.5, "all on the cpu": 1}
+_WEIGHTS = {"gradients": 2, "all": 4, "as needed": 2, "frozen": 1.5, "deferred gradients": 1.5, "all on the cpu": 1}
 # Over the simulated device no bytes are counted, so a budget is a policy there: nothing is offloaded, all activations
 # are, all are recomputed. "changing" moves them, and behind each step of an optimizer other parameters, gradients and
 # states stay on the device. A virtual machine counts, and has a plan for a share of what the training takes without a
 # session, or for the least: what stays there is what shortens the step.
+_SHARES = ("planned 80", "planned 90", "planned 120")
 BUDGETS = {
     "none": 0.35,
     "changing": 0.045,
     **dict.fromkeys(("medium", "small"), 0.28),
-    **dict.fromkeys(("planned 90", "planned 120", "planned min"), 0.015),
+    **dict.fromkeys((*_SHARES, "planned min"), 0.015),
 }
 _POLICIES = {"none": "keep", "medium": "vdnn-all", "small": "recompute-all", "changing": "vdnn-all"}
 # A plan settles, and state begins to stay, behind the fifth step or later.
@@ -90,6 +97,8 @@ def draw_mode(random: Random) -> str:
         budget = "none"  # refused: a virtual machine has no clock for the CPU
     if budget == "changing" and Way(name, budget).all_leaves:
         budget = "medium"
+    if name == "as planned" and budget not in _SHARES:
+        budget = random.choice(_SHARES)
     return str(Way(name, budget))
 
 
@@ -101,7 +110,7 @@ def _options(way: Way, training: Training) -> dict[str, Any]:
         if not optimizers:
             return {}
         options["optimizer"] = optimizers if len(optimizers) > 1 else optimizers[0]
-    if "parameters" in options:
+    if "parameters" in options or "model" in options:
         if not training.nets:
             return {}
         options["model"] = training.whole()
@@ -141,7 +150,26 @@ def _planned(way: Way, plain: Callable[[], object], recheck: int) -> Iterator[An
             plain()
             budget = machine.peak_bytes * int(share) // 100
     with VirtualMachine("titan-x", fake=False) as machine:
-        yield lambda training: open_planned(budget, machine, recheck, **_options(way, training))
+
+        def opened(training: Training) -> Any:
+            options = _options(way, training)
+            if way.name != "as planned" or not options:
+                return open_planned(budget, machine, recheck, **options)
+            assert isinstance(budget, int)
+            plan = _drawn_plan(training, options["model"], budget)
+            return vdnn.offload(plan=plan, device=machine, min_bytes=0, recheck=recheck, **options)
+
+        yield opened
+
+
+def _drawn_plan(training: Training, model: nn.Module, budget: int) -> TrainingPlan:
+    random = Random(training.program.seed)
+    found: dict[int, PlacedParameter] = {}
+    for name, parameter in model.named_parameters():
+        storage = parameter.untyped_storage()
+        leaves = (random.random() < 0.5, random.random() < 0.5, random.random() < 0.7)
+        found.setdefault(storage._cdata, PlacedParameter(name, storage.nbytes(), *leaves))
+    return TrainingPlan("drawn", budget, tuple(found.values()))
 
 
 @contextlib.contextmanager
