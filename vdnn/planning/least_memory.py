@@ -13,13 +13,30 @@ from dataclasses import replace
 from vdnn.bytesize import format_bytes
 from vdnn.errors import BudgetError
 from vdnn.planning.gaps import gaps_of
-from vdnn.step.recording import Recording
+from vdnn.step.recording import PointKind, Recording
 
 _BEFORE = "Parameters, optimizer state and what else there is before the step"
 
 
 def least_bytes(recording: Recording) -> int:
     return max(_least_peaks(recording))
+
+
+def least_bytes_without_gradients(recording: Recording) -> int:
+    """The same, if gradients left as they are made. What is allocated during the step, is not managed and stays until
+    its last use counts as gradients: a lower bound of them in every interval."""
+    kept = [0] * (len(recording.points) + 1)
+    for one in recording.lifetimes:
+        kept[one.saves[0]] += one.nbytes
+        kept[one.free_point] -= one.nbytes
+    others = [
+        point.allocated_bytes - held
+        for point, held in zip(recording.points, itertools.accumulate(kept), strict=False)
+        if point.kind is not PointKind.END
+    ]
+    staying = list(itertools.accumulate(reversed(others), min))[::-1]  # from each point to the last use
+    gradients = [0, *(max(0, nbytes - recording.resident_bytes) for nbytes in staying)]
+    return max(peak - nbytes for peak, nbytes in zip(_least_peaks(recording), gradients, strict=False))
 
 
 def require_feasible_budget(recording: Recording, budget_bytes: int) -> None:

@@ -208,6 +208,39 @@ def test_the_bits_are_those_of_plain_pytorch_when_more_leaves(
     assert extent_of(session) is extent
 
 
+@pytest.mark.usefixtures("from_the_least")
+@pytest.mark.parametrize("extent", [Extent.GRADIENTS, Extent.PARAMETERS])
+def test_only_the_step_that_shows_the_need_is_over_the_budget(extent: Extent) -> None:
+    budget = budget_for(extent)
+    training, session = trained(plainly, budget)
+    assert extent_of(session) is extent
+    assert training.peaks[0] > budget
+    assert max(training.peaks[1:]) <= _NEARLY * budget
+
+
+@pytest.mark.parametrize("window", ["64KiB", "192KiB"])
+def test_a_session_that_has_grown_takes_the_time_of_one_that_began_so(
+    window: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plans are made from steps as late as those of a session which manages everything from the start."""
+    budget = budget_for(Extent.PARAMETERS)
+    lasting_ns = []
+    for begins_with in (Extent.STATE, Extent.PARAMETERS):
+        monkeypatch.setattr(AsNeeded, "at_begin", lambda *_, begin=begins_with: begin)
+        times_ns: list[int] = []
+
+        def timed(training: Training, times_ns: list[int] = times_ns) -> None:
+            began_ns = training.machine.now_ns
+            plainly(training)
+            times_ns.append(training.machine.now_ns - began_ns)
+
+        limits = vdnn.Limits(offload_window=window, reload_window=window)
+        _, session = trained(timed, budget, limits=limits)
+        assert extent_of(session) is Extent.PARAMETERS
+        lasting_ns.append(times_ns[-1])
+    assert lasting_ns[0] == lasting_ns[1]
+
+
 def test_gradients_that_are_told_to_stay_stay() -> None:
     with pytest.raises(vdnn.BudgetError):
         trained(plainly, budget_for(Extent.GRADIENTS), gradients=False)

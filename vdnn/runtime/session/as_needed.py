@@ -4,8 +4,8 @@
 only where the budget has no room for them, because they cross the link more often than they need to otherwise, and a
 parameter that leaves is a tensor of the CPU between calls of modules. The extent is chosen as the session begins, from
 the bytes that are on the device by then. It grows when a recorded step, or one that has begun, cannot meet the budget:
-at the next step of an optimizer at which nothing else runs. It never shrinks, and later sessions of the same model that
-share an engine begin with it. What is managed may still stay on the device, see state_room.py.
+as a step ends, or at the next step of an optimizer, where nothing else runs. It never shrinks, and later sessions of
+the same model that share an engine begin with it. What is managed may still stay on the device, see state_room.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import BudgetError, VdnnError
+from vdnn.planning.least_memory import least_bytes_without_gradients
 from vdnn.runtime.torch_internals.module_watch import has_compiled
 from vdnn.runtime.torch_internals.tensor_kinds import plain_part
 from vdnn.runtime.training_state.optimizer_state import OptimizerState, TransportFor
@@ -26,6 +27,7 @@ from vdnn.runtime.training_state.parameters.managed_parameters import ManagedPar
 from vdnn.runtime.training_state.slices import parameters_of
 from vdnn.runtime.training_state.state_copies import StateCopies
 from vdnn.runtime.training_state.state_room import StateKind
+from vdnn.step.recording import Recording
 from vdnn.step.training_plan import TrainingPlan
 
 BudgetBytes = Callable[[int], int | None]  # of a device with so many bytes
@@ -52,32 +54,50 @@ class GrownExtents:
     def __init__(self) -> None:
         self._of: weakref.WeakKeyDictionary[torch.nn.Module, Extent] = weakref.WeakKeyDictionary()
         self._current: weakref.ref[AsNeeded] | None = None  # of the session that was entered last
+        self._grow: weakref.WeakMethod[Callable[[], None]] | None = None  # of that session
         self._now = Extent.STATE
         self._error: BudgetError | None = None
+        self._recording: Recording | None = None  # of the step of this error, if it has ended
         self._waits = 0
 
     def of(self, model: torch.nn.Module) -> Extent | None:
         """None if no session of this model was entered."""
         return self._of.get(model)
 
-    def begin(self, as_needed: AsNeeded, now: Extent) -> None:
-        self._current = weakref.ref(as_needed)
+    def begin(self, as_needed: AsNeeded, now: Extent, grow: Callable[[], None]) -> None:
+        """`grow`, a method of the session, is called between steps once one was refused."""
+        self._current, self._grow = weakref.ref(as_needed), weakref.WeakMethod(grow)
         self._of[as_needed.model] = self._now = now
-        self._error, self._waits = None, 0
+        self._error, self._recording, self._waits = None, None, 0
 
     def error(self, as_needed: AsNeeded) -> BudgetError | None:
         """That of the step that was refused, if it was one of this model."""
         current = None if self._current is None else self._current()
         return self._error if current is not None and current.model is as_needed.model else None
 
-    def refused(self, error: VdnnError) -> bool:
-        """A step cannot meet the budget. True if more can leave for it, which it does at a step of an optimizer."""
+    def least_bytes(self, error: BudgetError, gradient_bytes: int) -> int:
+        """The bytes that the step of this error needs once gradients leave, which have so many together. They may be
+        there as a step begins: in a later micro-batch, or if the program writes zeros to them."""
+        recording = self._recording
+        if recording is None or recording.resident_bytes - recording.parameter_bytes >= gradient_bytes:
+            return error.least_bytes - gradient_bytes
+        return least_bytes_without_gradients(recording)
+
+    def refused(self, error: VdnnError, recording: Recording | None) -> bool:
+        """A step cannot meet the budget, of which this is the recording if it has ended. True if more can leave for it,
+        which it does as the step ends, or at a step of an optimizer."""
         current = None if self._current is None else self._current()
         if current is None or not isinstance(error, BudgetError) or self._now >= current.largest():
             return False
         if self._error is None:
-            self._error, self._waits = error, 0
+            self._error, self._recording, self._waits = error, recording, 0
         return True
+
+    def step_ended(self) -> None:
+        """Called between two steps, outside of all locks. More leaves from now on if a step was refused."""
+        grow = None if self._grow is None else self._grow()
+        if grow is not None and self._error is not None:
+            grow()
 
     def waits(self, error: BudgetError, *, may_grow: bool) -> bool:
         """Called at a step that is no good time to grow. True if a later one is awaited. Several times are waited for:
@@ -159,11 +179,14 @@ class AsNeeded:
                     staying[kind].add(id(parameter))
         return staying
 
-    def beyond(self, now: Extent, error: BudgetError) -> Extent:
+    def beyond(self, now: Extent, error: BudgetError, extents: GrownExtents, transport_for: TransportFor) -> Extent:
         """The next extent: with parameters, if the gradients have too few bytes for what was refused."""
         trained = [one for state in self._states for one in parameters_of(state.optimizer) if one.requires_grad]
-        over_bytes = error.least_bytes - error.budget_bytes
-        is_enough = now is Extent.STATE and over_bytes < sum(one.nbytes for one in trained)
+        least_bytes = extents.least_bytes(error, sum(one.nbytes for one in trained))
+        transport = next((one for parameter in trained if (one := transport_for(parameter.device)) is not None), None)
+        if transport is not None:
+            least_bytes += StateCopies(transport).window_bytes  # for those on their way
+        is_enough = now is Extent.STATE and least_bytes <= error.budget_bytes
         return min(Extent.GRADIENTS if is_enough else Extent.PARAMETERS, self.largest())
 
     def note(self, extent: Extent, error: BudgetError | None) -> None:

@@ -279,6 +279,7 @@ class Engine:
         if not self.saves.in_forked_child:
             with self.saves.lock:
                 self.steps.end_step()
+            self.extents.step_ended()
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Called before the optimizer writes to its parameters."""
@@ -301,6 +302,7 @@ class Engine:
             self.steps.optimizer_stepped(optimizer)
             if self.steps.is_planning:
                 self.state_room.stepped(self.steps)
+        self.extents.step_ended()
 
     def _managed_states(self) -> list[OptimizerState]:
         """Those that sessions which are entered here manage now, in an order that does not depend on the process."""

@@ -183,7 +183,7 @@ class Session(contextlib.ContextDecorator):
                     self._options.min_bytes,
                     on_cpu=self._steps_on_cpu,
                     stays=engine.state_room.holds_state,
-                    before_step=self._before_step,
+                    before_step=self._grow_as_needed,
                 )
                 managed.callback(state.left)
                 engine.optimizer_states.add(state)
@@ -220,8 +220,8 @@ class Session(contextlib.ContextDecorator):
         if extent is None:
             extent = as_needed.at_begin(engine.transport_for, engine.budget_bytes)
         elif error is not None:  # the session before was left with it
-            extent = as_needed.beyond(extent, error)
-        engine.extents.begin(as_needed, extent)
+            extent = as_needed.beyond(extent, error, engine.extents, engine.transport_for)
+        engine.extents.begin(as_needed, extent, self._grow_between_steps)
         as_needed.note(extent, error)
         self._has_gradients = extent >= Extent.GRADIENTS
         self._parameters = as_needed.parameters if extent >= Extent.PARAMETERS else None
@@ -233,17 +233,18 @@ class Session(contextlib.ContextDecorator):
         if staying is not None:
             engine.state_room.follow(staying)
 
-    def _before_step(self) -> None:
-        """Called before an optimizer of this session steps: gradients, or parameters too, leave from now on if a step
-        was refused and nothing else runs."""
+    def _grow_as_needed(self, *, is_between_steps: bool = False) -> None:
+        """Called before an optimizer of this session steps, and between steps: gradients, or parameters too, leave from
+        now on if a step was refused and nothing else runs."""
         as_needed, engine = self._as_needed, self._engine_or_none
         error = None if as_needed is None or engine is None else engine.extents.error(as_needed)
         if as_needed is None or engine is None or error is None:
             return
-        extent = as_needed.beyond(Extent.GRADIENTS if self._has_gradients else Extent.STATE, error)
+        now = Extent.GRADIENTS if self._has_gradients else Extent.STATE
+        extent = as_needed.beyond(now, error, engine.extents, engine.transport_for)
         may_grow = self._may_grow(engine)
         is_good_time = extent < Extent.PARAMETERS or engine.steps.are_graphs_gone  # parameters that graphs hold stay
-        if not (may_grow and is_good_time) and engine.extents.waits(error, may_grow=may_grow):
+        if not (may_grow and is_good_time) and (is_between_steps or engine.extents.waits(error, may_grow=may_grow)):
             return
         try:
             with interrupts_wait():
@@ -252,6 +253,9 @@ class Session(contextlib.ContextDecorator):
             engine.extents.give_up()
             raise error from None
         as_needed.note(extent, error)
+
+    def _grow_between_steps(self) -> None:
+        self._grow_as_needed(is_between_steps=True)
 
     def _may_grow(self, engine: Engine) -> bool:
         entered = _entries_of_thread()
@@ -276,7 +280,7 @@ class Session(contextlib.ContextDecorator):
             _entries_of_thread()[-1] = entry._replace(hooks=hooks)
             self._take_parameters(engine, parameters)
             self._parameters = parameters
-        engine.extents.begin(as_needed, extent)
+        engine.extents.begin(as_needed, extent, self._grow_between_steps)
         engine.grow()
 
     def close(self) -> None:

@@ -50,6 +50,13 @@ _RECORDED_MISFITS = 2
 _MOST_UNFORESEEN = 8  # a share of the budget
 _MOST_COMPARED = 3  # plans that are made to predict steps with more memory resident: of the steps that came most often
 _REMEMBERED = 24  # kinds of the last steps, for the next run
+# Called before a step is refused, with its recording, if it has ended. True if it goes on: see StepWatch.
+Refused = Callable[[VdnnError, Recording | None], bool]
+
+
+def is_refused(error: VdnnError, recording: Recording | None) -> bool:
+    """Every step that does not fit is."""
+    return False
 
 
 class _Finished(NamedTuple):
@@ -63,6 +70,7 @@ class _Finished(NamedTuple):
     has_grown: bool
     has_differed: bool
     is_warm_up: bool
+    is_over: bool
     earlier_bytes: int
 
 
@@ -74,7 +82,7 @@ class PlanBook:
         plan: Plan | None,
         planner: BudgetPlanner | None,
         folder: PlanFolder | None = None,
-        refused: Callable[[VdnnError], bool | None] = lambda error: False,
+        refused: Refused = is_refused,
     ) -> None:
         """`refused` is called before a step is refused, see StepWatch."""
         self._refused = refused
@@ -354,17 +362,19 @@ class PlanBook:
         keys: SaveKeys,
         followed: Executor | None = None,
         is_warm_up: bool = False,
+        is_over: bool = False,
         earlier_bytes: int = 0,
     ) -> None:
         """Make a plan for a recorded step, if there is a planner and no plan serves the step yet. `followed`: the plan
-        that it followed. `earlier_bytes`: the bytes that graphs of earlier steps held on the device."""
+        that it followed. `is_over`: without a plan it took more than its budget. `earlier_bytes`: the bytes that graphs
+        of earlier steps held on the device."""
         self.tally.recorded()
         begin, kind, maker = keys.begin, keys.kind, self._maker
         if maker is None or begin is None:
             return
         has_grown = followed is not None and followed.has_grown
         has_differed = followed is not None and followed.differences > 0
-        step = _Finished(measured, kind, begin, followed, has_grown, has_differed, is_warm_up, earlier_bytes)
+        step = _Finished(measured, kind, begin, followed, has_grown, has_differed, is_warm_up, is_over, earlier_bytes)
         self._plan(maker, measured.recording, measured.timeline, step)
         if has_differed:
             for rung in self.rungs:
@@ -412,7 +422,7 @@ class PlanBook:
             mine.replace(wrong, rung)
 
         def give_up(error: VdnnError) -> bool:
-            if not step.is_warm_up and self._refused(error):
+            if (step.is_over or not step.is_warm_up) and self._refused(error, recording):
                 return True
             if all(rung.origin is RungOrigin.WARM_UP for rung in self.rungs):
                 if step.earlier_bytes and isinstance(error, BudgetError):

@@ -29,7 +29,7 @@ from vdnn.runtime.steps.ends import Found, StepEnds
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.guard import Guard
 from vdnn.runtime.steps.measurement import BudgetLedger, MeasuredSteps, Meter, Over
-from vdnn.runtime.steps.plan_book import PlanBook
+from vdnn.runtime.steps.plan_book import PlanBook, Refused, is_refused
 from vdnn.runtime.steps.plan_guard import PlanGuard
 from vdnn.runtime.steps.plan_store import PlanFolder
 from vdnn.runtime.steps.planner import BudgetPlanner
@@ -159,7 +159,7 @@ class StepWatch:
         on_step_end: Callable[[], None],
         offload: Callable[[ManagedStorage], None],
         free_state: Callable[[], int] = lambda: 0,
-        refused: Callable[[VdnnError], bool | None] = lambda error: False,
+        refused: Refused = is_refused,
     ) -> None:
         """`free_state` offloads the training state that stays on the device, and returns the bytes that this frees.
         `refused` is called before a step is refused. It returns True if more training state leaves from now on, so that
@@ -175,6 +175,7 @@ class StepWatch:
         self._modules = modules
         self.budget = BudgetLedger()
         self.steps = 0  # the number of finished steps
+        self._warm_from = options.warmup_steps  # the number of steps that are finished when the warm-up is over
         self._measured = MeasuredSteps()
         self.transport: Transport | None = None
         self.gauges: Gauges | None = None
@@ -245,9 +246,14 @@ class StepWatch:
         return self._ends.living == 0
 
     def begin_anew(self) -> None:
-        """Begins again, because more training state leaves from now on. The running step is not planned. Plans are no
-        longer stored: those in a plan folder are for steps from which only the optimizer's state leaves."""
-        self._step.abandon_recorder()
+        """Begins again, because more training state leaves from now on. The running step is not planned if it has saved
+        something. Plans are no longer stored: those in a plan folder are for steps from which only state leaves."""
+        has_begun = self._step.keys.first is not None or self._step.is_later
+        if has_begun:
+            self._step.abandon_recorder()
+        else:
+            self._begin_observers(is_settled=False)
+        self._warm_from = self.steps + has_begun + self.options.warmup_steps
         self._plans.forget_made()
         self._plans.store_no_more()
 
@@ -297,7 +303,8 @@ class StepWatch:
         if found is Found.STEPS_WERE_MERGED or (found is Found.STEPS_WERE_SPLIT and self.steps):
             self._step.abandon_recorder()
         if found is Found.STEPS_WERE_SPLIT and self.steps:
-            self.steps, self._measured.last_recorded = 0, None
+            self.steps, self._warm_from = 0, self.options.warmup_steps
+            self._measured.last_recorded = None
             self._plans.forget_made()
         if self._ends.is_due():
             self.end_step()
@@ -422,8 +429,9 @@ class StepWatch:
         if step.recorder is not None:
             if step.guard is not None:
                 step.recorder.abandon()  # what outlives it counts in later steps only while it is on the device
-            is_warm_up = self.steps < self.options.warmup_steps
-            self._plans.recorded(measured, step.keys, step.executor, is_warm_up, earlier_bytes)
+            is_warm_up = self.steps < self._warm_from
+            is_over = judged is not None and judged[1] is Over.NO_PLAN and step.peak_bytes > judged[0]
+            self._plans.recorded(measured, step.keys, step.executor, is_warm_up, is_over, earlier_bytes)
         elif step.executor is not None:
             self._plans.executed(step.executor, step.peak_bytes, step.resident_bytes, step.keys.kind)
 
@@ -699,7 +707,7 @@ class StepWatch:
             except VdnnError as error:
                 if free_state():
                     self._require_foreseen_fit(step, movable_bytes, other_bytes)
-                elif not self._refused(error):
+                elif not self._refused(error, None):
                     raise
             executor = self._plans.choose(step.keys, now_bytes - movable_bytes - freed_bytes, free_state)
             if executor is None and self._plans.is_planning:
@@ -733,7 +741,7 @@ class StepWatch:
         try:
             self._plans.require_foreseen_fit(step.keys, self._resident_bytes - movable_bytes, other_bytes)
         except VdnnError as error:
-            if not self._refused(error):
+            if not self._refused(error, None):
                 raise
 
     def _guard_the_rest(self, step: WatchedStep) -> None:

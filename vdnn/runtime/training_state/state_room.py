@@ -290,7 +290,7 @@ class StateRoom:
         self._is_recorded_anew = self._planned_with = self._is_followed = False
         self.leave()
         self.lines, self._decisions, self._counts = [], 0, None
-        self._leave_room_for_copies(steps)
+        steps.leave_room_for(sum(one.ahead_bytes() for one in self._parameters() or ()))
 
 
 def _counts_of(states: Iterable[ManagedState], parameters: Iterable[StayingParameters]) -> _MovedSoFar:
