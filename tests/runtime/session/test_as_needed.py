@@ -241,6 +241,20 @@ def test_a_session_that_has_grown_takes_the_time_of_one_that_began_so(
     assert lasting_ns[0] == lasting_ns[1]
 
 
+@pytest.mark.parametrize(("times", "window"), [(1.7, "512KiB"), (2.2, "768KiB")])
+def test_the_first_step_of_an_optimizer_has_room_for_the_state_that_it_makes(times: float, window: str) -> None:
+    """Its slices come one ahead of the other, and the state of the one that is stepped is not there yet."""
+    budget, limits = int(times * WEIGHT_BYTES), vdnn.Limits(offload_window=window, reload_window=window)
+
+    def with_few_rows(training: Training) -> None:
+        training.loss(32).backward()
+        training.step()
+
+    training, session = trained(with_few_rows, budget, 1, limits=limits)
+    assert extent_of(session) is Extent.PARAMETERS
+    assert training.peaks[0] <= budget
+
+
 def test_gradients_that_are_told_to_stay_stay() -> None:
     with pytest.raises(vdnn.BudgetError):
         trained(plainly, budget_for(Extent.GRADIENTS), gradients=False)

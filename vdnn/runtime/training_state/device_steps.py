@@ -18,7 +18,7 @@ from vdnn.runtime.training_state.parameters.stepped_parameters import SteppedPar
 from vdnn.runtime.training_state.sliced_step import SlicedStep
 from vdnn.runtime.training_state.slices import Slice
 from vdnn.runtime.training_state.state_copies import StateCopies, StateCopy
-from vdnn.runtime.training_state.state_tensors import TensorPlace, places_in
+from vdnn.runtime.training_state.state_tensors import TensorPlace, bytes_of_first_state, places_in
 
 CopiesFor = Callable[[torch.device | None], StateCopies | None]
 # Sends the state of parameters to the host. The host tensors of what was fetched are by id of the tensor on the device.
@@ -68,6 +68,7 @@ class DeviceSteps:
         self._is_stray = is_stray  # on the host, and has to be on the device for the step
         self._release_what_left = release_what_left
         self._ahead: deque[Coming] = deque()  # fetched, and not used yet
+        self._makes_state = True  # the first step of a parameter does, as far as is known
 
     def steps(self, sliced: SlicedStep, slices: list[Slice]) -> Iterator[Slice]:
         """Yields each slice before its parameters change."""
@@ -83,10 +84,14 @@ class DeviceSteps:
 
     def _has_room_for(self, part: Slice, beside: Slice | None = None) -> bool:
         """True if the budget has room to fetch a slice while one is stepped: that one itself, or the one before. A step
-        may take twice the memory of the parameters besides. What has left makes room first."""
+        may take twice the memory of the parameters besides, and the first one makes state. What has left makes room
+        first."""
         copies = self._copies_for(part.device)
         stepped = part if beside is None else beside
         needed_bytes = part.nbytes + 2 * sum(one.nbytes for one in stepped.all_parameters())
+        if beside is not None and self._makes_state:
+            without = [one for one in beside.all_parameters() if not self._optimizer.state.get(one)]
+            needed_bytes += sum(bytes_of_first_state(one, min_bytes=0) for one in without)
         if copies is None or copies.transport.fits(needed_bytes):
             return True
         self._release_what_left()
@@ -144,6 +149,7 @@ class DeviceSteps:
             raise
         try:
             sliced.step(part)
+            self._makes_state = any(self._optimizer.state.get(one) for one in part.all_parameters())
         finally:
             if coming.copies is not None:
                 coming.state = None  # the slice's tensors are released as they leave
