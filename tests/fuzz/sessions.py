@@ -181,9 +181,12 @@ def _under_share(mode: str, recheck: int, run: Callable[[Enter], object]) -> Ite
     kind, share = mode.split()
     if kind == "guarded":
         budget = _share_of_plain(int(share), run)
+        moves_alone = int(share) < 60  # then the native gate keeps saves from the first step on
         with (
             VirtualMachine("titan-x", fake=False) as machine,
-            contextlib.closing(open_planned(budget, machine, recheck, warmup_steps=STEPS)) as session,
+            contextlib.closing(
+                open_planned(budget, machine, recheck, warmup_steps=STEPS, recompute=not moves_alone)
+            ) as session,
         ):
             steps = session._engine.steps
             assert isinstance(steps, StepWatch)
