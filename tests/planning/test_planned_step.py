@@ -16,7 +16,9 @@ from vdnn.planning.gaps import gaps_of
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
 from vdnn.planning.policies import PlanPolicy, PlanRequest
+from vdnn.planning.recomputing import recording_under
 from vdnn.planning.search import plan_search
+from vdnn.planning.search.auto import Auto
 from vdnn.planning.search.step_model import AbsenceTuple, plan_of
 from vdnn.step.plan import Plan
 
@@ -138,3 +140,12 @@ def test_a_certified_plan_tries_the_recomputes_that_the_bound_chose(monkeypatch:
     kept = plan_step(larger, slow, least_bytes(larger), certify=True)
     assert kept.fits
     assert not kept.plan.lifetimes[1].is_recomputed
+
+
+def test_the_steps_beside_the_candidates_of_auto_are_those_with_their_recomputes() -> None:
+    """plan_step() simulates plans on them."""
+    recording = recomputable(recomputable(chain([100] * 12), 4, (3,), 10), 7, (6,), 10)
+    budget_bytes = (least_bytes(recording) + recording.peak_bytes) // 2
+    beside = list(Auto().followed_candidates(PlanRequest(recording, LinkCosts(1e7, 1e7, 2e7, 0), budget_bytes)))
+    assert any(one.is_recomputed for plan, _ in beside for one in plan.lifetimes)
+    assert [followed for _, followed in beside] == [recording_under(recording, plan.lifetimes) for plan, _ in beside]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import vdnn
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.steps.size_model import RecordedSizes
-from vdnn.step.made_steps import first_save
+from vdnn.step.made_steps import first_save, with_resident
 from vdnn.step.recording import Recording
 from vdnn.step.resized_steps import guessed, lines_through, resized
 
@@ -109,7 +109,35 @@ def test_steps_that_save_other_things_do_not_keep_the_rest_from_telling() -> Non
         sizes.note(one, has_own_recomputes=True)
     told = sizes.prediction_for(first_save(wanted), [], is_served=False)
     assert told is not None
-    assert [step.is_guess for step in told.steps(lambda _: False)] == [False, False]
+    assert [step.is_guess for step in told.steps(lambda _: -1)] == [False, False]
+
+
+@pytest.mark.parametrize("fitting", [100, 112, 113, 140, 159, 160, 200])
+def test_the_step_that_is_planned_is_the_largest_that_fits(fitting: int) -> None:
+    """A longer one does not. Its plan keeps everything, and serves all smaller steps."""
+    sizes = RecordedSizes(text(64), has_own_recomputes=True)
+    sizes.note(text(96), has_own_recomputes=True)
+    sizes.note(text(160), has_own_recomputes=True)
+    first = first_save(text(100))
+    told = sizes.prediction_for(first, [], is_served=False)
+    assert told is not None
+    line = told.lines[0]
+    resident_bytes = max(one.resident_bytes for one in line.recorded.values())
+    line = line._replace(recorded={at: with_resident(one, resident_bytes) for at, one in line.recorded.items()})
+    steps = [resized(line, first, position) for position in range(61)]
+    peaks = {100 + position: step.peak_bytes for position, step in enumerate(steps) if step is not None}
+    budget_bytes = peaks.get(fitting, 2 * peaks[160])
+    asked: list[Recording] = []
+
+    def room(made: Recording) -> int:
+        asked.append(made)
+        return budget_bytes - made.peak_bytes
+
+    (step,) = told.steps(room)
+    length = first_save(step.recording).size[1]
+    assert step.recording.peak_bytes == peaks[length] <= budget_bytes
+    assert length == 160 or peaks[length + 1] > budget_bytes
+    assert len(asked) <= 10  # of 61
 
 
 @pytest.mark.parametrize("length", [112, 160, 320])

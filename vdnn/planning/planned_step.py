@@ -90,10 +90,10 @@ def plan_step(
     began = time.perf_counter()
     planner = make_planner(policy)
     request = PlanRequest(recording, costs, budget_bytes)
-    best = _shortest(planner, request, planner.candidates(request), are_sorted=planner.are_sorted(request))
+    best = _shortest(planner, request, planner.followed_candidates(request), are_sorted=planner.are_sorted(request))
     if budget_bytes is not None and best.timeline.peak_bytes > budget_bytes:
         if planner.name == "auto":
-            cut = _shortest(PrefixCut(), request, PrefixCut().candidates(request))
+            cut = _shortest(PrefixCut(), request, PrefixCut().followed_candidates(request))
             if cut.timeline.peak_bytes < best.timeline.peak_bytes:
                 best = cut._replace(plan=replace(cut.plan, policy=planner.name))
         if must_fit and best.timeline.peak_bytes > budget_bytes:
@@ -108,7 +108,8 @@ def plan_step(
         bound = _bound(recording, costs, budget_bytes, best.timeline.step_ns)
         if bound is not None and bound.recomputes and isinstance(planner, Auto):
             other = planner.with_recomputes(request, bound.recomputes)
-            best = _shortest(planner, request, [best.plan, *([] if other is None else [other])])
+            plans = [best.plan, *([] if other is None else [other])]
+            best = _shortest(planner, request, [(one, recording_under(recording, one.lifetimes)) for one in plans])
     return PlannedStep(recording, *best, bound, seconds)
 
 
@@ -121,14 +122,14 @@ class _Simulated(NamedTuple):
 
 
 def _shortest(
-    planner: PlanPolicy, request: PlanRequest, plans: Iterable[Plan], *, are_sorted: bool = False
+    planner: PlanPolicy, request: PlanRequest, plans: Iterable[tuple[Plan, Recording]], *, are_sorted: bool = False
 ) -> _Simulated:
-    """The plan with the shortest step, corrected. Where not even the first one fits, the others may take as much memory
-    as it does."""
+    """The plan with the shortest step, corrected. `plans` has each beside the step with its recomputes. Where not even
+    the first one fits, the others may take as much memory as it does."""
     best: _Simulated | None = None
     most_bytes = 0
-    for one in plans:
-        found = _corrected(planner, request, one)
+    for one, followed in plans:
+        found = _corrected(planner, request, one, followed)
         timeline = found.timeline
         if best is None:
             best = found
@@ -144,10 +145,9 @@ def _shortest(
     return best
 
 
-def _corrected(planner: PlanPolicy, request: PlanRequest, plan: Plan) -> _Simulated:
+def _corrected(planner: PlanPolicy, request: PlanRequest, plan: Plan, followed: Recording) -> _Simulated:
     """The plan with its timeline, under the budget where it can be."""
-    recording, costs, budget_bytes = request
-    followed = recording_under(recording, plan.lifetimes)
+    _, costs, budget_bytes = request
     timeline = simulate_followed(followed, plan, costs)
     if budget_bytes is not None and timeline.peak_bytes > budget_bytes and planner.may_be_corrected:
         # The search does not see all memory that a use needs.

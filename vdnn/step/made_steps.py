@@ -105,7 +105,7 @@ def _first_keys(step: Recording) -> list[SaveKey]:
 def beginning_with(first: SaveKey, points: Sequence[Point]) -> list[Point]:
     """The same points, the first save of which is this one."""
     begin = next(index for index, point in enumerate(points) if point.key is not None)
-    return [replace(point, key=first) if index == begin else point for index, point in enumerate(points)]
+    return [*points[:begin], replace(points[begin], key=first), *points[begin + 1 :]]
 
 
 def with_whole_peaks(points: Sequence[Point]) -> tuple[Point, ...]:
@@ -116,7 +116,16 @@ def with_whole_peaks(points: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(
         point
         if point.peak_bytes >= max(point.allocated_bytes, before)
-        else replace(point, peak_bytes=max(point.allocated_bytes, before))
+        else Point(
+            point.kind,
+            point.lifetime,
+            point.key,
+            point.compute_ns,
+            point.allocated_bytes,
+            max(point.allocated_bytes, before),
+            point.operation,
+            point.issue_ns,
+        )
         for point, before in zip(points, before_bytes, strict=False)
     )
 
@@ -257,10 +266,10 @@ def first_save(recording: Recording) -> SaveKey:
 
 def order_of(recording: Recording) -> tuple[object, ...]:
     """All saves and uses of the step in order, without sizes. Steps are made of others of one order only."""
-    points = tuple(
+    points = [
         (point.kind, point.lifetime, None if point.key is None else len(point.key.size)) for point in recording.points
-    )
-    return points, tuple((one.saves, one.uses) for one in recording.lifetimes)
+    ]
+    return tuple(points), tuple([(one.saves, one.uses) for one in recording.lifetimes])
 
 
 def live_bytes(lifetimes: tuple[Lifetime, ...], points: int) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from vdnn.planning.costs import LinkCosts
+from vdnn.planning.recomputing import recording_under
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 
@@ -55,3 +56,8 @@ class PlanPolicy(ABC):
         """Plans of which plan_step() takes the shortest under the budget. It asks for the next one only if none so far
         is as short as the computing of the step."""
         yield self.plan(request)
+
+    def followed_candidates(self, request: PlanRequest) -> Iterator[tuple[Plan, Recording]]:
+        """The same plans, each beside the step with its recomputes."""
+        for plan in self.candidates(request):
+            yield plan, recording_under(request.recording, plan.lifetimes)

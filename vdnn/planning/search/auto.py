@@ -13,16 +13,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from vdnn.planning.gaps import gaps_of
+from vdnn.planning.gaps import gaps_of, planned_lifetimes
 from vdnn.planning.least_memory import require_feasible_budget
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
-from vdnn.planning.recomputing import planned_recompute, with_recomputes
+from vdnn.planning.policies.under_budget import keep_everything
+from vdnn.planning.recomputing import planned_recompute, recording_under, with_recomputes
 from vdnn.planning.search.auto_offload import AutoOffload
 from vdnn.planning.search.effort import FULL, NEARBY, QUICK, Effort
 from vdnn.planning.search.plan_search import make_plan_search
-from vdnn.planning.search.step_model import AbsenceTuple, plan_of
-from vdnn.planning.simulate import simulate
-from vdnn.step.plan import Plan
+from vdnn.planning.search.step_model import AbsenceTuple, absences_by_gap
+from vdnn.planning.simulate import simulate_followed
+from vdnn.step.plan import Plan, make_plan
+from vdnn.step.recording import Recording
 
 _LONG = 1500  # steps with more points get one finalist only
 
@@ -60,26 +62,30 @@ class Auto(PlanPolicy):
         return not request.recording.has_host
 
     def candidates(self, request: PlanRequest) -> Iterator[Plan]:
+        return (plan for plan, _ in self.followed_candidates(request))
+
+    def followed_candidates(self, request: PlanRequest) -> Iterator[tuple[Plan, Recording]]:
         recording, costs = request.recording, request.costs
         if not recording.has_host:
             yield from self._candidates(request)
             return
         without = request._replace(recording=recording.without_host(), costs=costs.without_host())
         steps_ns, alone_ns = [], []
-        for one in self._candidates(without):
-            yield one
-            timeline = simulate(recording, one, costs)
+        for one, followed_without in self._candidates(without):
+            followed = recording_under(recording, one.lifetimes)
+            yield one, followed
+            timeline = simulate_followed(followed, one, costs)
             steps_ns.append(timeline.step_ns)
             if timeline.host_stall_ns:
-                timeline = simulate(without.recording, one, without.costs)
+                timeline = simulate_followed(followed_without, one, without.costs)
             alone_ns.append(timeline.step_ns)
         if min(steps_ns) > min(alone_ns):
             yield from self._candidates(request)
 
-    def _candidates(self, request: PlanRequest) -> Iterator[Plan]:
+    def _candidates(self, request: PlanRequest) -> Iterator[tuple[Plan, Recording]]:
         recording, _, budget_bytes = request
         if budget_bytes is None or recording.peak_bytes <= budget_bytes:
-            yield self.plan(request)
+            yield keep_everything(request, self.name), recording
             return
         finalists = self._effort.finalists if len(recording.points) <= _LONG else 1
         search = make_plan_search(request, self._effort._replace(finalists=finalists), self._known)
@@ -93,7 +99,7 @@ class Auto(PlanPolicy):
     def with_recomputes(self, request: PlanRequest, chosen: Collection[int]) -> Plan | None:
         """The best plan with these recomputes. None if the recomputed storages and their inputs do not fit together."""
         absences = make_plan_search(request, self._effort).moves(sorted(chosen))
-        return None if absences is None else _plan_of(request, chosen, absences)
+        return None if absences is None else _plan_of(request, chosen, absences)[0]
 
 
 class FoundPlans(PlanPolicy):
@@ -122,18 +128,20 @@ class FoundPlans(PlanPolicy):
         return next(self.candidates(request))
 
     def candidates(self, request: PlanRequest) -> Iterator[Plan]:
+        return (plan for plan, _ in self.followed_candidates(request))
+
+    def followed_candidates(self, request: PlanRequest) -> Iterator[tuple[Plan, Recording]]:
         for chosen, absences in self._found:
             yield _plan_of(request, chosen, absences)
 
 
-def _plan_of(request: PlanRequest, chosen: Collection[int], absences: Sequence[AbsenceTuple]) -> Plan:
-    """The plan of `auto` with these recomputes and absences."""
+def _plan_of(request: PlanRequest, chosen: Collection[int], absences: Sequence[AbsenceTuple]) -> tuple[Plan, Recording]:
+    """The plan of `auto` with these recomputes and absences, and the step with the recomputes."""
     recording, _, budget_bytes = request
     followed = with_recomputes(recording, chosen)
-    plan = plan_of(followed, gaps_of(followed), absences, "auto", budget_bytes)
+    moves = planned_lifetimes(followed, absences_by_gap(gaps_of(followed), absences))
     recomputed = frozenset(chosen)
     lifetimes = tuple(
-        planned_recompute(recording.lifetimes[index]) if index in recomputed else one
-        for index, one in enumerate(plan.lifetimes)
+        planned_recompute(recording.lifetimes[index]) if index in recomputed else one for index, one in enumerate(moves)
     )
-    return replace(plan, lifetimes=lifetimes)
+    return make_plan(followed, "auto", lifetimes, budget_bytes), followed

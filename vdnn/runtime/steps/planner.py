@@ -225,11 +225,11 @@ class PlanMaker:
         The search begins from the plan of the rung that is nearest in size."""
         planner, timeline = self.planner, rungs[-1].timeline
 
-        def fits(made: Recording) -> bool:
-            return made.peak_bytes <= planner.budget_bytes(made)
+        def room(made: Recording) -> int:
+            return planner.budget_bytes(made) - made.peak_bytes
 
         with self._planning():
-            for recording, is_guess in prediction.steps(fits):
+            for recording, is_guess in prediction.steps(room):
                 free_bytes = int(_FREE_OF_GUESS * planner.budget_bytes(recording)) if is_guess else 0
                 try:
                     planned = planner.planned(recording, timeline, free_bytes, known=_nearest_plan(recording, rungs))
@@ -342,10 +342,9 @@ def _nearest_plan(recording: Recording, rungs: Sequence[Rung]) -> Plan | None:
     """The plan of the rung whose step saves and uses the same and is nearest in size, or None. The plan of a warm-up
     is left out, because it knows few recipes."""
     order = order_of(recording)
-    alike = [one for one in rungs if one.origin is not RungOrigin.WARM_UP and order_of(one.recording) == order]
-    if not alike:
-        return None
-    return min(alike, key=lambda one: abs(one.nbytes - recording.managed_bytes)).executor.plan
+    known = [one for one in rungs if one.origin is not RungOrigin.WARM_UP]
+    known.sort(key=lambda one: abs(one.nbytes - recording.managed_bytes))
+    return next((one.executor.plan for one in known if order_of(one.recording) == order), None)
 
 
 def _warn_tightened(rung: Rung, peak_bytes: int, over_bytes: int) -> None:

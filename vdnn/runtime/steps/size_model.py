@@ -35,14 +35,14 @@ class SizePrediction(NamedTuple):
     guess_from: Recording
     is_guess: bool
 
-    def steps(self, fits: Callable[[Recording], bool]) -> Iterator[Made]:
-        """Predicted steps, each at least as large as the one that begins with `first`, the best one first. `fits` says
-        whether a step fits the budget with everything kept. If it does, the predicted step is the largest one that
-        still fits."""
+    def steps(self, room: Callable[[Recording], int]) -> Iterator[Made]:
+        """Predicted steps, each at least as large as the one that begins with `first`, the best one first. `room` gives
+        the bytes that a step with everything kept leaves of the budget. If they are not below 0, the predicted step is
+        the largest one of which that is true."""
         for line in self.lines:
             resident_bytes = max(one.resident_bytes for one in line.recorded.values())
             alike = {position: with_resident(one, resident_bytes) for position, one in line.recorded.items()}
-            for recording in _made(line._replace(recorded=alike), self.first, fits):
+            for recording in _made(line._replace(recorded=alike), self.first, room):
                 yield Made(recording, self.is_guess)
         if not self.lines:
             yield Made(guessed(self.guess_from, self.first), self.is_guess)
@@ -153,26 +153,55 @@ def _ratio(one: SaveKey, other: SaveKey) -> float:
     return math.prod(max(pair) / max(1, min(pair)) for pair in sizes)
 
 
-def _made(line: Line, first: SaveKey, fits: Callable[[Recording], bool]) -> Iterator[Recording]:
+def _made(line: Line, first: SaveKey, room: Callable[[Recording], int]) -> Iterator[Recording]:
     """Steps of the wanted size or larger: the largest that fits the budget with everything kept, or else one that is a
     little larger than wanted and one of exactly the wanted size."""
 
     def at(position: int) -> Recording | None:
         return resized(line, replace(first, size=line.size_at(position)), position)
 
-    exact = at(0)
-    if exact is None:
+    below = [one for one in line.recorded if one < 0]
+    if not below:
         return
     wider = int((_HEADROOM - 1) * line.from_zero(0))
-    if fits(exact):
-        low, high = 0, 1 + min((one for one in line.recorded if one >= 0), default=wider)
-        while high - low > 1:
-            middle = (low + high) // 2
-            one = at(middle)
-            low, high = (middle, high) if one is not None and fits(one) else (low, middle)
-        exact = at(low) or exact
-    elif wider:
-        wide = at(wider)
-        if wide is not None:
-            yield wide
-    yield exact
+    above = min((one for one in line.recorded if one > 0), default=wider)
+    exact = None
+    if room(line.recorded[max(below)]) >= 0:  # else no larger step fits
+        largest = at(above)
+        if largest is not None and room(largest) >= 0:
+            yield largest
+            return
+        exact = at(0)
+        if exact is not None and room(exact) >= 0:
+            yield _largest(exact, above, -1 if largest is None else room(largest), at, room)
+            return
+    wide = at(wider) if wider else None
+    if wide is not None:
+        yield wide
+    exact = exact or at(0)
+    if exact is not None:
+        yield exact
+
+
+def _largest(
+    exact: Recording,
+    above: int,
+    room_above: int,
+    at: Callable[[int], Recording | None],
+    room: Callable[[Recording], int],
+) -> Recording:
+    """The largest step that fits, of those from position 0, where `exact` is, to below `above`, where `room_above` is
+    less than 0. It is looked for where a straight line through the room at both ends is 0, and the end that stays
+    counts for half each time, because the line is a curve."""
+    found, low, room_below = exact, 0, float(room(exact))
+    below_above = float(room_above)
+    while above - low > 1:
+        share = room_below / (room_below - below_above)
+        middle = low + min(max(1, round(share * (above - low))), above - low - 1)
+        one = at(middle)
+        left = -1 if one is None else room(one)
+        if one is not None and left >= 0:
+            found, low, room_below, below_above = one, middle, left, below_above / 2
+        else:
+            above, below_above, room_below = middle, left, room_below / 2
+    return found
