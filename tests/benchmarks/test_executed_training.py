@@ -1,0 +1,34 @@
+"""The benchmark that executes a whole training of Llama's shapes, with one layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.whole_state import executed
+
+
+@pytest.mark.filterwarnings("ignore::vdnn.VdnnWarning")
+def test_a_layer_trains_under_a_budget_beside_everything_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(executed, "BUDGET", "12GiB")
+    monkeypatch.setattr(executed, "OPTIMIZERS", {"AdamW": executed.OPTIMIZERS["AdamW, bfloat16"]})
+    kept, steps = executed.kept(1, "AdamW"), executed.ran(1, "AdamW", 3, None)
+    assert kept.peak_bytes > 12 << 30 >= steps[-1].peak_bytes
+    assert steps[-1].step_ns >= kept.step_ns
+    assert steps[-1].host_bytes > 0
+
+
+def test_the_optimizer_steps_as_torchs_in_float32() -> None:
+    torch.manual_seed(0)
+    ours, torchs = torch.randn(8, 8), torch.randn(8, 8)
+    torchs.copy_(ours)
+    ours.requires_grad_(), torchs.requires_grad_()
+    first = executed.MasterAdamW([ours], lr=1e-2)
+    second = torch.optim.AdamW([torchs], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+    for _ in range(5):
+        for parameter, optimizer in ((ours, first), (torchs, second)):
+            parameter.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(ours, torchs)
