@@ -39,6 +39,15 @@ class LinkCosts:
                 argument="costs", expected="a copy that the host issues in 0 ns or more", got=str(self.issue_ns)
             )
 
+    def slowed(self, factor: float) -> LinkCosts:
+        """Those of a link whose rates are lower by this factor."""
+        return replace(
+            self,
+            to_host_bytes_per_s=self.to_host_bytes_per_s / factor,
+            to_device_bytes_per_s=self.to_device_bytes_per_s / factor,
+            duplex_bytes_per_s=self.duplex_bytes_per_s / factor,
+        )
+
     def without_host(self) -> LinkCosts:
         """The same link on a host that takes no time."""
         return replace(self, issue_ns=0)

@@ -206,9 +206,17 @@ class PlanBook:
     def leave_room_for(self, unrecorded_bytes: int) -> None:
         """Makes later plans leave room for memory that recordings do not have: see BudgetPlanner."""
         if self._planner is not None:
-            self._planner = replace(self._planner, unrecorded_bytes=unrecorded_bytes)
-        if self._maker is not None and self._planner is not None:
-            self._maker.planner = self._planner
+            self._plan_with(replace(self._planner, unrecorded_bytes=unrecorded_bytes))
+
+    def leave_host_to(self, managed_bytes: int) -> None:
+        """Makes later plans leave this much of the host's memory to training state."""
+        if self._planner is not None and self._planner.managed_bytes != managed_bytes:
+            self._plan_with(replace(self._planner, managed_bytes=managed_bytes))
+
+    def _plan_with(self, planner: BudgetPlanner) -> None:
+        self._planner = planner
+        if self._maker is not None:
+            self._maker.planner = planner
 
     def record_anew(self, more_bytes: int) -> None:
         """Called when other training state is on the device from now on. Each kind of step follows its plan once more,

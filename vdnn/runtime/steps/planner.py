@@ -25,6 +25,7 @@ from vdnn.planning.costs import LinkCosts, measured_costs, profile_costs
 from vdnn.planning.least_memory import as_if_feasible, least_bytes, require_feasible_budget
 from vdnn.planning.planned_step import PlannedStep, plan_step
 from vdnn.planning.policies import PlanPolicy
+from vdnn.planning.simulate import simulate_followed
 from vdnn.runtime.steps.better_plans import BetterPlans
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.plan_table import Rung, RungOrigin, StepTally
@@ -38,6 +39,7 @@ from vdnn.user_warnings import warn
 
 # The share of the budget that plans leave free. A step that grows by a few bytes (a metric that is kept) still fits.
 SLACK = 0.01
+_SLOWEST = 64  # the last factor by which a plan takes the link as slower, to offload less
 # The rates that are assumed if no copy was measured: those of large copies of pinned memory over PCIe gen 4.
 _ASSUMED_LINK = LinkCosts(24e9, 24e9, 42e9, 10_000)
 
@@ -46,13 +48,15 @@ _ASSUMED_LINK = LinkCosts(24e9, 24e9, 42e9, 10_000)
 class BudgetPlanner:
     """Plans steps under one budget. `profile` describes a machine that is not present. `budget` None is the memory of
     the device, less the reserve. `unrecorded_bytes` is memory that steps may take beyond their recordings, such as for
-    parameters that are copied ahead of their uses once the order of these is known."""
+    parameters that are copied ahead of their uses once the order of these is known. `managed_bytes` is what training
+    state takes of the host's memory."""
 
     policy: PlanPolicy
     budget: Budget | None
     host_bytes: int | None
     profile: HardwareProfile | None
     unrecorded_bytes: int = 0
+    managed_bytes: int = 0
 
     def planned(
         self,
@@ -78,6 +82,13 @@ class BudgetPlanner:
         must_fit = not (self.policy.name == "auto" and self.wants_the_least)
         policy = self.policy if known is None else self.policy.near(known)
         planned = plan_step(recording, costs, target_bytes, policy, must_fit=must_fit)
+        slower, room_bytes = 1, self.host_room_bytes
+        while room_bytes is not None and planned.plan.offloaded_bytes > room_bytes and slower < _SLOWEST:
+            # On a slower link the search recomputes more and offloads less.
+            slower *= 2
+            found = plan_step(recording, costs.slowed(slower), target_bytes, policy, must_fit=must_fit)
+            if found.plan.offloaded_bytes < planned.plan.offloaded_bytes:
+                planned = replace(found, timeline=simulate_followed(found.followed, found.plan, costs))
         self.require_host(planned.plan, target_bytes)
         return planned
 
@@ -118,12 +129,19 @@ class BudgetPlanner:
 
     def require_host(self, plan: Plan, budget_bytes: int | None = None) -> None:
         """Raises VdnnError if a plan for this budget offloads more than the host may hold."""
-        if self.host_bytes is not None and plan.offloaded_bytes > self.host_bytes:
+        room_bytes = self.host_room_bytes
+        if room_bytes is not None and plan.offloaded_bytes > room_bytes:
             budget = "its budget" if budget_bytes is None else format_bytes(budget_bytes)
+            state = f" beside {format_bytes(self.managed_bytes)} of training state" if self.managed_bytes else ""
             raise VdnnError(
-                f"host_budget {format_bytes(self.host_bytes)} is too small: to stay under {budget} on the device "
-                f"{format_bytes(plan.offloaded_bytes)} have to be offloaded."
+                f"host_budget {format_bytes(self.host_bytes or 0)} is too small: to stay under {budget} on the device "
+                f"{format_bytes(plan.offloaded_bytes)} have to be offloaded{state}."
             )
+
+    @property
+    def host_room_bytes(self) -> int | None:
+        """How much a step may offload; None if there is no limit."""
+        return None if self.host_bytes is None else max(0, self.host_bytes - self.managed_bytes)
 
 
 logger = logging.getLogger("vdnn")

@@ -152,7 +152,8 @@ class Transport:
         self.copied: deque[Callable[[], Copied | None]] = deque()  # to the host, and no Lookahead knows it
         self.integrity: Integrity | None = None
         self.alignment = alignment_on(torch_device)
-        self.state_bytes = 0  # of the pool, for the state of optimizers
+        self._state_bytes = 0
+        self.most_state_bytes = 0  # at one time
         # On the CPU torch computes on the calling thread. One adopted stream stands for all threads.
         self._calling_thread = device.adopt_stream(0) if torch_device.type == "cpu" else None
         self._adopted: dict[int, _C.Stream] = {}  # by CUDA's stream handle
@@ -212,6 +213,16 @@ class Transport:
     def in_flight_bytes(self) -> int:
         """Held on the device by copies in flight."""
         return self.queue.stats.offload_in_flight_bytes + self.reload_in_flight_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of the pool that training state takes: optimizer state, gradients and parameters."""
+        return self._state_bytes
+
+    @state_bytes.setter
+    def state_bytes(self, nbytes: int) -> None:
+        self._state_bytes = nbytes
+        self.most_state_bytes = max(self.most_state_bytes, nbytes)
 
     @property
     def wide_window_bytes(self) -> int:
