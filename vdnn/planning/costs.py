@@ -40,7 +40,7 @@ class LinkCosts:
             )
 
     def slowed(self, factor: float) -> LinkCosts:
-        """Those of a link whose rates are lower by this factor."""
+        """The same link with rates that are lower by this factor."""
         return replace(
             self,
             to_host_bytes_per_s=self.to_host_bytes_per_s / factor,

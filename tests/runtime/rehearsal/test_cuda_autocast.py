@@ -190,7 +190,7 @@ def test_float16_is_planned_for_a_t4() -> None:
     ("norm", "operation"),
     [
         (lambda: nn.LayerNorm(1024), "layer_norm"),
-        (lambda: nn.RMSNorm(1024), "layer_norm"),  # a rehearsal's is one that saves as much
+        (lambda: nn.RMSNorm(1024), "layer_norm"),  # a rehearsal runs a layer norm instead, which saves as much
         (lambda: nn.GroupNorm(4, 1024), "group_norm"),
         (lambda: nn.BatchNorm1d(1024), "batch_norm"),
     ],

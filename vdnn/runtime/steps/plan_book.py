@@ -208,10 +208,10 @@ class PlanBook:
         if self._planner is not None:
             self._plan_with(replace(self._planner, unrecorded_bytes=unrecorded_bytes))
 
-    def leave_host_to(self, managed_bytes: int) -> None:
+    def leave_host_to(self, state_bytes: int) -> None:
         """Makes later plans leave this much of the host's memory to training state."""
-        if self._planner is not None and self._planner.managed_bytes != managed_bytes:
-            self._plan_with(replace(self._planner, managed_bytes=managed_bytes))
+        if self._planner is not None and self._planner.state_bytes != state_bytes:
+            self._plan_with(replace(self._planner, state_bytes=state_bytes))
 
     def _plan_with(self, planner: BudgetPlanner) -> None:
         self._planner = planner

@@ -48,7 +48,7 @@ _ASSUMED_LINK = LinkCosts(24e9, 24e9, 42e9, 10_000)
 class BudgetPlanner:
     """Plans steps under one budget. `profile` describes a machine that is not present. `budget` None is the memory of
     the device, less the reserve. `unrecorded_bytes` is memory that steps may take beyond their recordings, such as for
-    parameters that are copied ahead of their uses once the order of these is known. `managed_bytes` is what training
+    parameters that are copied ahead of their uses once the order of these is known. `state_bytes` is what training
     state takes of the host's memory."""
 
     policy: PlanPolicy
@@ -56,7 +56,7 @@ class BudgetPlanner:
     host_bytes: int | None
     profile: HardwareProfile | None
     unrecorded_bytes: int = 0
-    managed_bytes: int = 0
+    state_bytes: int = 0
 
     def planned(
         self,
@@ -132,7 +132,7 @@ class BudgetPlanner:
         room_bytes = self.host_room_bytes
         if room_bytes is not None and plan.offloaded_bytes > room_bytes:
             budget = "its budget" if budget_bytes is None else format_bytes(budget_bytes)
-            state = f" beside {format_bytes(self.managed_bytes)} of training state" if self.managed_bytes else ""
+            state = f" beside {format_bytes(self.state_bytes)} of training state" if self.state_bytes else ""
             raise VdnnError(
                 f"host_budget {format_bytes(self.host_bytes or 0)} is too small: to stay under {budget} on the device "
                 f"{format_bytes(plan.offloaded_bytes)} have to be offloaded{state}."
@@ -141,7 +141,7 @@ class BudgetPlanner:
     @property
     def host_room_bytes(self) -> int | None:
         """How much a step may offload; None if there is no limit."""
-        return None if self.host_bytes is None else max(0, self.host_bytes - self.managed_bytes)
+        return None if self.host_bytes is None else max(0, self.host_bytes - self.state_bytes)
 
 
 logger = logging.getLogger("vdnn")
