@@ -929,6 +929,15 @@ class UnplannedSaves:
     def is_open(self) -> bool: ...
 
 @final
+class BackwardCalls:
+    """Runs backwards, without a session's hooks where they save nothing. See csrc/hooks/backward_calls.h."""
+
+    def __new__(cls, *functions: object) -> BackwardCalls: ...
+    def __call__(self, *arguments: Any, **options: Any) -> Any: ...
+
+def drop_hooks_away(pack_hook: object, /) -> bool:
+    """True if a backward of this thread runs without the hooks of this one. They are not installed again then."""
+
 class Gate:
     """The pack and unpack hooks of a session that follows plans. See csrc/hooks/gate.h."""
 

@@ -3,6 +3,7 @@
 #include "hooks/gate.h"
 
 #include "bindings/bindings.h"
+#include "hooks/backward_calls.h"
 #include "hooks/counted_recipe.h"
 #include "hooks/native_parts.h"
 #include "hooks/node_notes.h"
@@ -18,11 +19,11 @@ namespace py = pybind11;
 namespace vdnn {
 
 void bind_hooks(py::module_& module) {
-  if (!hooks::add_gate(module.ptr()) || !hooks::add_running_modules(module.ptr()) ||
-      !hooks::add_torch_settings(module.ptr()) || !hooks::add_node_notes(module.ptr()) ||
-      !hooks::add_plain_run(module.ptr()) || !hooks::add_norm_calls(module.ptr()) ||
-      !hooks::add_counted_recipe(module.ptr()) || !hooks::add_weak_storage(module.ptr()) ||
-      !hooks::add_usable_saves(module.ptr())) {
+  if (!hooks::add_gate(module.ptr()) || !hooks::add_backward_calls(module.ptr()) ||
+      !hooks::add_running_modules(module.ptr()) || !hooks::add_torch_settings(module.ptr()) ||
+      !hooks::add_node_notes(module.ptr()) || !hooks::add_plain_run(module.ptr()) ||
+      !hooks::add_norm_calls(module.ptr()) || !hooks::add_counted_recipe(module.ptr()) ||
+      !hooks::add_weak_storage(module.ptr()) || !hooks::add_usable_saves(module.ptr())) {
     throw py::error_already_set();
   }
 }

@@ -268,6 +268,7 @@ bool moved(const Gate* gate, std::size_t position) {
 
 PyObject* pack(PyObject* self, PyObject* tensor) {
   Gate* gate = gate_of(self);
+  ++gate->backward_saves.packed;
   while (true) {
     const Event* event = expected(gate);
     const std::size_t position = gate->position;
@@ -289,6 +290,9 @@ PyObject* pack(PyObject* self, PyObject* tensor) {
 PyObject* unpack(PyObject* self, PyObject* packed) {
   Gate* gate = gate_of(self);
   PyObject* tensor = nullptr;
+  if (gate->backward_saves.away != 0) {
+    look_for_nodes(gate);
+  }
   if (is_kept_save(packed)) {
     tensor = gate->followed == nullptr ? unpack_unplanned(gate, packed) : unpack_kept(gate, packed);
   } else if (PyTuple_CheckExact(packed)) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 
+#include "hooks/backward_calls.h"
 #include "hooks/kept_save.h"
 #include "hooks/mover.h"
 #include "hooks/script.h"
@@ -47,7 +48,8 @@ struct Gate final {
   Py_ssize_t noted_depth;  // so many modules have run since before the gate opened: see running_modules.cpp
   unsigned long save_thread;
   unsigned long use_thread;  // 0: not known yet
-  char calls_python;         // the next point is one for Python
+  BackwardSaves backward_saves;
+  char calls_python;  // the next point is one for Python
 };
 
 inline Gate* gate_of(PyObject* self) {

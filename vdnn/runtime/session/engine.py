@@ -37,6 +37,7 @@ from vdnn.runtime.storage.transport import Integrity, Transport, TransportOption
 from vdnn.runtime.torch_internals.backward_ends import in_backward
 from vdnn.runtime.torch_internals.cuda_graphs import refuse_graphs_in
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
+from vdnn.runtime.torch_internals.saved_hooks import let_backwards_run_without_hooks
 from vdnn.runtime.torch_internals.tensor_kinds import storage_of
 from vdnn.runtime.training_state.optimizer_state import OptimizerState
 from vdnn.runtime.training_state.parameters.managed_parameters import ManagedParameters
@@ -157,6 +158,7 @@ class Engine:
         installed = self._installed  # not an ExitStack, which costs as much as what it holds
         installed.append(self.modules.install())
         installed.append(let_hooks_step_aside())
+        installed.append(let_backwards_run_without_hooks())
         installed.extend(self.packer.watch_modules())
         installed.append(register_optimizer_step_pre_hook(self._optimizer_steps).remove)
         installed.append(register_optimizer_step_post_hook(self._optimizer_stepped).remove)

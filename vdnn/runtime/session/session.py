@@ -22,7 +22,7 @@ from vdnn.runtime.session.as_needed import AsNeeded, Extent
 from vdnn.runtime.session.engine import Engine, EngineOptions, choosing, engine_for
 from vdnn.runtime.session.report import session_report
 from vdnn.runtime.storage.counters import Counters, Kept
-from vdnn.runtime.torch_internals.saved_hooks import top_hooks_are
+from vdnn.runtime.torch_internals.saved_hooks import leave_hooks, top_hooks_are
 from vdnn.runtime.training_state.gradient_passes import GradientPasses
 from vdnn.runtime.training_state.interrupts import interrupts_wait
 from vdnn.runtime.training_state.optimizer_state import OptimizerState
@@ -130,7 +130,7 @@ class Session(contextlib.ContextDecorator):
         if not entered or entered[-1].session is not self:
             raise VdnnError("exit a vdnn session on the thread that entered it, the last entered first.")
         _, engine, hooks, counters_before, steps_before = entered.pop()
-        hooks.__exit__()
+        leave_hooks(hooks)
         engine.uninstall(self)
         try:
             self._leave(engine, entered, counters_before, steps_before, is_whole=kind is None)
