@@ -879,6 +879,8 @@ class TorchSettings:
         """The settings under which this node's operation ran on this thread, or None if they are not known."""
     def at_save_of(self, node: Any, /) -> tuple[object, ...] | None:
         """The same, if the node has saved something itself; else None."""
+    def between_readings_of(self, node: Any, /) -> tuple[object, ...] | None:
+        """The same for an operation that rounds once: it is enough that the readings before and after it agree."""
     def were_observed_at_save(self, number: int, /) -> bool:
         """True if the node with this number saved something itself, on this thread, where the settings were read."""
 
@@ -938,6 +940,7 @@ class BackwardCalls:
 def drop_hooks_away(pack_hook: object, /) -> bool:
     """True if a backward of this thread runs without the hooks of this one. They are not installed again then."""
 
+@final
 class Gate:
     """The pack and unpack hooks of a session that follows plans. See csrc/hooks/gate.h."""
 

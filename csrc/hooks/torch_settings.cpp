@@ -45,6 +45,13 @@ struct SavedNode final {
   std::int64_t epoch = kAmbiguous;
 };
 
+// What is enough to know the settings of a node that saved nothing itself.
+enum class Proof : std::uint8_t {
+  AtSave,           // nothing
+  AtBoundaries,     // readings at the boundaries of module calls next to it, which agree
+  BetweenReadings,  // the readings before and after it, wherever they were, if they agree
+};
+
 // The observations of one thread.
 class Observations final {
  public:
@@ -56,8 +63,7 @@ class Observations final {
   // The same at a save of this tensor. `in_python`: the innermost frame is the hook's.
   bool observe_save(TorchSettings* settings, PyObject* tensor, bool in_python);
   // The settings under which the operation of this node ran, as a borrowed reference; null if they are not known.
-  // `at_save`: only a save of the node itself counts.
-  [[nodiscard]] PyObject* of(std::int64_t node, bool at_save) const;
+  [[nodiscard]] PyObject* of(std::int64_t node, Proof proof) const;
   [[nodiscard]] bool saw_save_of(std::int64_t node) const { return slot(node).number == node; }
 
  private:
@@ -253,12 +259,12 @@ void Observations::note_save(std::int64_t node) {
   }
 }
 
-PyObject* Observations::of(std::int64_t node, bool at_save) const {
+PyObject* Observations::of(std::int64_t node, Proof proof) const {
   const SavedNode& saved = slot(node);
   if (saved.number == node) {
     return remembers(saved.epoch) ? epoch(saved.epoch).settings.get() : nullptr;
   }
-  if (at_save || !Boundaries::here().were_read_around(node)) {
+  if (proof == Proof::AtSave || (proof == Proof::AtBoundaries && !Boundaries::here().were_read_around(node))) {
     return nullptr;
   }
   std::int64_t unsure_from = last_;
@@ -277,13 +283,13 @@ PyObject* Observations::of(std::int64_t node, bool at_save) const {
 
 // The methods.
 
-PyObject* settings_under(PyObject* self, PyObject* node, bool at_save) {
+PyObject* settings_under(PyObject* self, PyObject* node, Proof proof) {
   const Observations* here = Observations::here(self);
   std::int64_t number = 0;
   if (here == nullptr || !sequence_number(node, number)) {
     return nullptr;
   }
-  PyObject* found = here->of(number, at_save);
+  PyObject* found = here->of(number, proof);
   return Py_NewRef(found == nullptr ? Py_None : found);
 }
 
@@ -298,10 +304,13 @@ PyObject* observe_save(PyObject* self, PyObject* tensor) {
   return here != nullptr && here->observe_save(settings_of(self), tensor, true) ? Py_NewRef(Py_None) : nullptr;
 }
 PyObject* of_node(PyObject* self, PyObject* node) {
-  return settings_under(self, node, false);
+  return settings_under(self, node, Proof::AtBoundaries);
 }
 PyObject* of_saving_node(PyObject* self, PyObject* node) {
-  return settings_under(self, node, true);
+  return settings_under(self, node, Proof::AtSave);
+}
+PyObject* of_rounding_node(PyObject* self, PyObject* node) {
+  return settings_under(self, node, Proof::BetweenReadings);
 }
 
 PyObject* were_observed_at_save(PyObject* self, PyObject* boxed) {
@@ -387,6 +396,7 @@ PyMethodDef methods[] = {
     {"observe_at_save", observe_save, METH_O, nullptr},
     {"of", of_node, METH_O, nullptr},
     {"at_save_of", of_saving_node, METH_O, nullptr},
+    {"between_readings_of", of_rounding_node, METH_O, nullptr},
     {"were_observed_at_save", were_observed_at_save, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -134,6 +134,8 @@ OTHER_FACTS = {
     "another form of one activation": (activated(nn.GELU()), activated(nn.GELU("tanh"))),
     "another slope": (activated(nn.LeakyReLU(0.1)), activated(nn.LeakyReLU(0.3))),
     "alpha of a sum": (added(1), added(0.25)),
+    "alpha that was not 1": (added(0.25), added(1)),
+    "alpha of a scaled sum": (added(0.5), added(0.25)),
     "the type of an exponent": (raised(2), raised(2.0)),
     "the sign of a zero": (scaled(0.0), scaled(-0.0)),
 }
@@ -179,7 +181,7 @@ def test_a_leaf_that_was_written_to_is_not_read() -> None:
     assert saved_by(run(False)).names == first
 
 
-@pytest.mark.parametrize("name", ["eps of a norm", "another slope", "alpha of a sum"])
+@pytest.mark.parametrize("name", ["eps of a norm", "another slope", "alpha of a scaled sum"])
 def test_the_comparison_notices_a_search_that_remembers_a_fact(
     name: str, monkeypatch: pytest.MonkeyPatch, shadow: Shadow
 ) -> None:

@@ -7,6 +7,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,11 +50,12 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.linear = nn.LayerNorm(16), nn.Linear(16, 16)
         self.sees: Callable[[], object] = lambda: None
+        self.mix: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.add
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(self.linear(self.norm(x)))
         self.sees()
-        return x + y * y
+        return self.mix(x, y * y)
 
 
 class Model(nn.Module):
@@ -243,7 +245,8 @@ def recomputing(model: Model, operation: str) -> Iterator[Session]:
     ("operation", "rests"),
     [
         ("tanh", True),  # torch's settings are read where the tanh saves
-        ("tanh <- add <- mul", False),  # an addition saves nothing: they are read at the calls next to it
+        ("tanh <- add <- mul", True),  # an addition saves nothing, and rounds once whatever they are
+        ("tanh <- lerp <- mul", False),  # this one rounds twice: they are read at the calls next to it
         ("layer_norm", True),  # its eps is read from the frame of its call, at a save
         ("tanh <- addmm", True),  # the version of the bias is noted at the end of the step before
     ],
@@ -253,6 +256,8 @@ def test_a_plan_that_recomputes_rests_if_no_fact_is_noted_at_calls(operation: st
     if operation not in ("layer_norm", "tanh <- addmm"):
         for block in model.blocks:
             block.norm = block.linear = nn.Identity()
+            if "lerp" in operation:
+                block.mix = partial(torch.lerp, weight=0.5)
         model.plain = gradients(model)
     with recomputing(model, operation) as session:
         for _ in range(2 * SETTLES):

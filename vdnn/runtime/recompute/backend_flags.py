@@ -8,6 +8,7 @@ the present ones. This module never initializes CUDA.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -118,7 +119,35 @@ torch_settings = TorchSettings(
 backend_flags = torch_settings.read
 observe_flags, observe_flags_at_save = torch_settings.observe, torch_settings.observe_at_save
 flags_of, flags_of_saving = torch_settings.of, torch_settings.at_save_of
+flags_between_readings_of = torch_settings.between_readings_of
 were_observed_at_save = torch_settings.were_observed_at_save
+
+
+def watch_denormals() -> Callable[[], None]:
+    """Reads the settings at each call of torch.set_flush_denormal, until the returned function was called as often as
+    this one: which numbers an operation rounds to zero is then known without its module's call."""
+    _count_watching(1)
+    return partial(_count_watching, -1)
+
+
+_set_flush_denormal = torch.set_flush_denormal
+_lock = threading.Lock()
+_watching = 0
+
+
+def _count_watching(change: int) -> None:
+    global _watching
+    with _lock:
+        _watching += change
+        torch.set_flush_denormal = _observe_and_set if _watching else _set_flush_denormal  # type: ignore[assignment]
+
+
+def _observe_and_set(mode: bool) -> bool:
+    observe_flags()
+    try:
+        return _set_flush_denormal(mode)
+    finally:
+        observe_flags()
 
 
 def times_convolutions(flags: Flags) -> bool:

@@ -26,7 +26,14 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from vdnn._C import KeptSave, LightSave, fact_of_norm, noted_save, save_in_slot
-from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, flags_of, flags_of_saving, times_convolutions
+from vdnn.runtime.recompute.backend_flags import (
+    Flags,
+    backend_flags,
+    flags_between_readings_of,
+    flags_of,
+    flags_of_saving,
+    times_convolutions,
+)
 from vdnn.runtime.recompute.compiled_run import fetch_for
 from vdnn.runtime.recompute.finder import (
     LEAF,
@@ -46,7 +53,7 @@ from vdnn.runtime.recompute.finder import (
 )
 from vdnn.runtime.recompute.given import Constant, Given, Leaf, Unpack, tensor_read
 from vdnn.runtime.recompute.node_notes import UNKNOWN, Packed
-from vdnn.runtime.recompute.operation import Call, Node, Operation
+from vdnn.runtime.recompute.operation import ALPHA, Call, Node, Operation
 from vdnn.runtime.recompute.recipe import Recipe, Template
 from vdnn.runtime.recompute.saved_values import may_save_output, number_in, saved_output, signed
 from vdnn.runtime.recompute.shapeless import shapeless_signature
@@ -187,7 +194,8 @@ class Trace(Search):
         self._calls: dict[int, tuple[Computed, _CallNames]] = {}
         self._first: Operation | None = None  # the operation of `n0`
         self._flags = ""  # the name of the settings under which the operations ran
-        self._seen: list[str] = []  # names of the nodes whose settings were asked for
+        self._sensitive: list[str] = []  # names of the nodes that any setting may change
+        self._rounding: list[str] = []  # names of those whose operations round once
         self._last: dict[str, Any] = {}  # names of the reads for the node whose call is made
         self._wanted = wanted.tensor
         self._name_node(wanted.node, "n0")
@@ -297,8 +305,15 @@ class Trace(Search):
     def flags_of(self, node: Node, operation: Operation, output_nr: int) -> Flags | None:
         flags = super().flags_of(node, operation, output_nr)
         name = self._name(node)
-        self._seen.append(name)
-        read = self._read("f", f"{'FLAGS_OF_SAVING' if operation.must_be_seen else 'FLAGS_OF'}({name})")
+        rounds_once = operation.rounds_once(node)
+        if operation.scalars == ALPHA:
+            self._refuse_if(f"{name}._saved_alpha {'!=' if rounds_once else '=='} 1")
+        if rounds_once:
+            self._rounding.append(name)
+            read = self._read("f", f"FLAGS_BETWEEN_READINGS_OF({name})")
+        else:
+            self._sensitive.append(name)
+            read = self._read("f", f"{'FLAGS_OF_SAVING' if operation.must_be_seen else 'FLAGS_OF'}({name})")
         if self._flags:
             self._refuse_if(f"{read} is not {self._flags} and {read} != {self._flags}")
         else:
@@ -448,9 +463,10 @@ class Trace(Search):
         self._line(f"T = TEMPLATES({key})")
         self._line(f"if T is None or (T.flags is not {flags} and T.flags != {flags}):")
         self._line(f"    T = MAKE({key}, (t.dtype, t.size(), t.stride()), {flags}, {made_of}, {made})")
-        nodes = _tuple([f"{name}._sequence_nr()" for name in self._seen])
+        nodes = _tuple([f"{name}._sequence_nr()" for name in self._sensitive])
+        rounding = _tuple([f"{name}._sequence_nr()" for name in self._rounding])
         fetch = self._constant(fetch_for(recipe.given))
-        self._line(f"return RECIPE(T, {views}, {made}, {nodes}, {light}, {fetch})")
+        self._line(f"return RECIPE(T, {views}, {made}, {nodes}, {rounding}, {light}, {fetch})")
         templates = _Templates(recipe.template)
         self.constants |= {"TEMPLATES": templates.by_key.get, "MAKE": templates.make}
         writes = f"t._version and t._version > WRITES_SHOWN(n0, {self._constant(self._first)})"
@@ -486,6 +502,7 @@ _READS: dict[str, Any] = {
     "OPERATION_OF": operation_of,
     "FLAGS_OF": flags_of,
     "FLAGS_OF_SAVING": flags_of_saving,
+    "FLAGS_BETWEEN_READINGS_OF": flags_between_readings_of,
     "IS_ON_CUDA": is_on_cuda,
     "TIMES_CONVOLUTIONS": times_convolutions,
     "IS_USABLE": is_usable,

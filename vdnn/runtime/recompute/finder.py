@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 import torch
 
 from vdnn._C import KeptSave, LightSave, UsableSaves, noted_save
-from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, flags_of, flags_of_saving, times_convolutions
+from vdnn.runtime.recompute.backend_flags import (
+    Flags,
+    backend_flags,
+    flags_between_readings_of,
+    flags_of,
+    flags_of_saving,
+    times_convolutions,
+)
 from vdnn.runtime.recompute.compiled_run import run_for
 from vdnn.runtime.recompute.given import Constant, Given, Leaf, Unpack, geometry_of, tensor_read
 from vdnn.runtime.recompute.leaf_versions import version_read
@@ -88,7 +95,7 @@ def search_recipe(wanted: Wanted, search: Search) -> tuple[Recipe, list[Value]] 
     if result is None:
         return None
     order = evaluation_order(result)
-    recipe = _recipe(result, order, (tensor.dtype, tensor.size(), tensor.stride()), tuple(search.nodes))
+    recipe = _recipe(result, order, (tensor.dtype, tensor.size(), tensor.stride()), search)
     return None if recipe is None else (recipe, order)
 
 
@@ -109,7 +116,7 @@ def owner_recipe(packed: Packed, node: Node | None, our_unpack: Unpack) -> Recip
                 result = search.computed(one, operation, 0, 1, of_indices=packed.geometry)
                 if result is None:
                     return None
-                return _recipe(result, evaluation_order(result), packed.geometry, tuple(search.nodes))
+                return _recipe(result, evaluation_order(result), packed.geometry, search)
             further += [producer for producer, _ in one.next_functions if producer is not None]
         if seen > _OWNER_NODES:
             return None
@@ -128,7 +135,8 @@ class Search:
     known: dict[tuple[Node, int], Value] = field(default_factory=dict)
     tried: dict[tuple[Node, int], int] = field(default_factory=dict)  # the largest `left` for which no recipe was found
     found: dict[int, Available] = field(default_factory=dict)  # by the identity of the view or tensor
-    nodes: list[int] = field(default_factory=list)  # the sequence numbers of those whose settings were asked for
+    sensitive_nodes: list[int] = field(default_factory=list)  # sequence numbers: any setting may change these
+    rounding_nodes: list[int] = field(default_factory=list)  # those of operations that round once
     steps_left: int = 0
 
     def __post_init__(self) -> None:
@@ -146,7 +154,6 @@ class Search:
             return None
         flags = None
         if operation.cost is not Cost.FREE:
-            self.nodes.append(node._sequence_nr())
             flags = self.flags_of(node, operation, output_nr)
             if flags is None:
                 return None
@@ -232,6 +239,10 @@ class Search:
 
     def flags_of(self, node: Node, operation: Operation, output_nr: int) -> Flags | None:
         """The settings under which the operation ran, if they are known and determine what it computes."""
+        if operation.rounds_once(node):
+            self.rounding_nodes.append(node._sequence_nr())
+            return flags_between_readings_of(node)
+        self.sensitive_nodes.append(node._sequence_nr())
         flags = flags_of_saving(node) if operation.must_be_seen else flags_of(node)
         if flags is not None and operation.on_cudnn and is_on_cuda(node, output_nr) and times_convolutions(flags):
             return None
@@ -362,7 +373,7 @@ def evaluation_order(wanted: Computed) -> list[Value]:
     return order
 
 
-def _recipe(wanted: Computed, order: list[Value], geometry: Geometry, nodes: tuple[int, ...]) -> Recipe | None:
+def _recipe(wanted: Computed, order: list[Value], geometry: Geometry, search: Search) -> Recipe | None:
     given = [value for value in order if isinstance(value, Available)]
     computed = [value for value in order if isinstance(value, Computed)]
     ran_under = {value.flags for value in computed if value.flags is not None}
@@ -395,7 +406,8 @@ def _recipe(wanted: Computed, order: list[Value], geometry: Geometry, nodes: tup
         template,
         operands=tuple(value.given for value in given if isinstance(value.given, PackedView)),
         given=tuple(value.given for value in given),
-        nodes=nodes,
+        sensitive_nodes=tuple(search.sensitive_nodes),
+        rounding_nodes=tuple(search.rounding_nodes),
         light_operands=tuple(value.given for value in given if isinstance(value.given, LightSave)),
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from vdnn.errors import VdnnError
-from vdnn.runtime.recompute.operation import Call, Cost, Layout, Operation
+from vdnn.runtime.recompute.operation import ALPHA, Call, Cost, Layout, Operation
 
 
 class UnknownLayoutError(VdnnError):
@@ -49,7 +49,7 @@ def reads_layout(operation: Operation, call: Call) -> bool:
     if operation.layout is not Layout.EXACT:
         return operation.layout is Layout.READ
     # A complex product adds products; a sum with a scaled operand may be rounded once or twice.
-    return call.dtype.is_complex or (operation.scalars == ("alpha",) and call.scalars != (1,))
+    return call.dtype.is_complex or (operation.scalars == ALPHA and call.scalars != (1,))
 
 
 def _has_another_format(tensor: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 Node = torch.autograd.graph.Node
+ALPHA = ("alpha",)  # the scalars of a sum with a scaled operand
 
 
 class Cost(Enum):
@@ -29,8 +30,9 @@ class Layout(Enum):
     """The dependence of an operation's result on the strides of its inputs. See layouts.py."""
 
     READ = auto()  # its bits may depend on them
-    IGNORED = auto()  # its bits do not: it copies, compares, or makes its inputs contiguous first
+    IGNORED = auto()  # its bits do not: it compares, or makes its inputs contiguous first
     EXACT = auto()  # its bits do not if each number is rounded once: real numbers, no scaled operand
+    COPIED = auto()  # ignored: it copies numbers
     ASKED = auto()  # a copy, which may have been made in another memory format
     CONTIGUOUS = auto()  # ignored, and the result is contiguous
 
@@ -84,6 +86,13 @@ class Operation:
         """True if torch's settings have to be read while the operation runs. These operations always save something,
         and their output depends on the settings most."""
         return self.cost is Cost.EXPENSIVE or "norm" in self.name
+
+    def rounds_once(self, node: Node) -> bool:
+        """True if no setting of torch changes a bit of the result but that of denormals: each number is the exact one,
+        rounded, whatever kernel computes it. A sum with a scaled operand may be rounded once or twice."""
+        if self.layout is Layout.EXACT:
+            return self.scalars != ALPHA or node._saved_alpha == 1  # type: ignore[attr-defined]
+        return self.layout in (Layout.ASKED, Layout.COPIED)
 
     @property
     def length(self) -> int:

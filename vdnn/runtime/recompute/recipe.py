@@ -70,17 +70,23 @@ class Template:
 @dataclass(slots=True, eq=False)  # a frozen one takes four times as long to make
 class Recipe:
     """Made by find_recipe, and never changed. `operands` are the managed saves among what is `given`, in the order in
-    which they are unpacked, and `light_operands` those that the native gate moves. `nodes`: the sequence numbers of the
-    nodes whose operations may run again. `fetch` fetches what is given, if that is known."""
+    which they are unpacked, and `light_operands` those that the native gate moves. `rounding_nodes`: the sequence
+    numbers of the nodes of operations that round once, and `sensitive_nodes` of all others that may run again. `fetch`
+    fetches what is given, if that is known."""
 
     is_exact: ClassVar[bool] = True
     is_exact_in_bytes: ClassVar[bool] = True
     template: Template
     operands: tuple[PackedView, ...]
     given: tuple[Given, ...]
-    nodes: tuple[int, ...]
+    sensitive_nodes: tuple[int, ...]
+    rounding_nodes: tuple[int, ...]
     light_operands: tuple[LightSave, ...]
     fetch: Fetch | None = None
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return self.sensitive_nodes + self.rounding_nodes
 
     @property
     def name(self) -> str:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from vdnn.runtime.recompute.node_notes import EPS, has_no_bias
 from vdnn.runtime.recompute.operation import (
+    ALPHA,
     FIRST,
     Argument,
     Call,
@@ -338,11 +339,11 @@ def _joined(name: str, join: Any) -> Operation:
         made: Tensor = join(parts, call.scalars[0])
         return made
 
-    return Operation(name, joined, (), ("dim",), takes_every_edge=True, layout=Layout.IGNORED, is_by_row=True)
+    return Operation(name, joined, (), ("dim",), takes_every_edge=True, layout=Layout.COPIED, is_by_row=True)
 
 
 def _copied(name: str, run: Callable[..., Tensor], *scalars: str) -> Operation:
-    return Operation(name, run, FIRST, scalars, layout=Layout.IGNORED, is_by_row=True)
+    return Operation(name, run, FIRST, scalars, layout=Layout.COPIED, is_by_row=True)
 
 
 VIEWS: Table = {
@@ -385,7 +386,7 @@ _TWO = (saved("self", 0), saved("other", 1))
 
 def _alpha(run: str) -> Operation:
     function = getattr(torch, run)
-    return Operation(run, lambda call, a, b: function(a, b, alpha=call.scalars[0]), (edge(0), edge(1)), ("alpha",))
+    return Operation(run, lambda call, a, b: function(a, b, alpha=call.scalars[0]), (edge(0), edge(1)), ALPHA)
 
 
 def _masked(call: Call, input: Tensor, mask: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from vdnn.runtime.recompute import (
     observe_parameters,
     owner_recipe,
 )
-from vdnn.runtime.recompute.backend_flags import torch_settings, were_observed_at_save
+from vdnn.runtime.recompute.backend_flags import torch_settings, watch_denormals, were_observed_at_save
 from vdnn.runtime.recompute.codecs import Codec, codec_for
 from vdnn.runtime.recompute.given import Leaf
 from vdnn.runtime.recompute.held_results import HeldResults
@@ -146,13 +146,14 @@ class SessionRecipes:
     def watch_modules(self, gate: _C.Gate | None) -> Iterator[Callable[[], None]]:
         """Notes facts from now on. Yields what ends that."""
         observe_flags()
+        yield watch_denormals()
         self._running.note(observe_parameters, torch_settings, gate)
         yield self._running.note_nothing
 
     def _need_facts_of(self, recipe: Recipe) -> None:
         """A plan follows this recipe, which settled steps will find again: there the same facts are noted."""
         need = self._running.need
-        for node in recipe.nodes:
+        for node in recipe.sensitive_nodes:
             if not were_observed_at_save(node):
                 self._running.needs_boundaries = True
                 for module in _C.modules_around(node):
