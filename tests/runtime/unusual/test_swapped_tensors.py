@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -118,7 +119,7 @@ def test_a_tensor_at_the_addresses_of_a_freed_one_is_not_taken_for_it(monkeypatc
     notes = leaf_versions._Notes()
     (seen,) = [one for (_, name), one in leaf_versions._notes._young.items() if name == id(leaf)]
     key = next(key for key in leaf_versions._notes._young if key[1] == id(leaf))
-    notes.put((key[0], id(other)), seen._replace(implementation=other._cdata))
+    notes.put((key[0], id(other)), replace(seen, implementation=other._cdata))
     monkeypatch.setattr(leaf_versions, "_notes", notes)
     assert leaf_versions.version_read(other, node) is None
     assert len(notes) == 0
@@ -132,7 +133,7 @@ def test_a_tensor_without_a_module_is_not_taken_for_one_of_a_freed_module(monkey
     seen = leaf_versions._notes._young[key]
     del module
     leaf = torch.ones(3, requires_grad=True)
-    leaf_versions._notes.put((key[0], id(leaf)), seen._replace(implementation=leaf._cdata))
+    leaf_versions._notes.put((key[0], id(leaf)), replace(seen, implementation=leaf._cdata))
     observe(leaf)
     _, node = read_by_an_addition(leaf)
     assert leaf_versions.version_read(leaf, node) == 0

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -30,7 +30,10 @@ _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _num_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
-class _Seen(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Seen:
+    """A note. Only the thread that made it changes it."""
+
     implementation: int
     version: int
     sequence_nr: int
@@ -77,20 +80,22 @@ class _Notes:
 _notes = _Notes()
 
 
-def observe(leaf: torch.Tensor, module: torch.nn.Module | None = None) -> None:
+def observe(leaf: torch.Tensor, module: torch.nn.Module | None = None) -> int | None:
     """Note the present version of `leaf`, which `module` has. Call it before an operation of this thread may read the
-    leaf, any number of times."""
+    leaf, any number of times. Returns the version that was noted before; None if there was none."""
     key = (threading.get_ident(), id(leaf))
     known, version = _notes.get(key), leaf._version
     if known is not None:
         is_of_module = module is not None and known.module is not None and known.module() is module
         if (is_of_module and known.implementation == leaf._cdata) or known.is_of(leaf):
-            if known.version != version:
-                _notes.put(key, known._replace(version=version, sequence_nr=_sequence_nr()))
-            return
+            before = known.version
+            if before != version:
+                known.version, known.sequence_nr = version, _sequence_nr()
+            return before
     if has_plain_storage(leaf) and not is_traced():  # no recipe reads another leaf
         by = None if module is None else weakref.ref(module)
         _notes.put(key, _Seen(leaf._cdata, version, _sequence_nr(), _counter_of(leaf), by))
+    return None
 
 
 def observe_parameters(module: torch.nn.Module) -> None:
@@ -118,12 +123,6 @@ def version_read(leaf: torch.Tensor, node: Node) -> int | None:
         _notes.forget(key)  # of a leaf that is freed
         return None
     return known.version if known.sequence_nr <= node._sequence_nr() else None
-
-
-def noted_version(leaf: torch.Tensor) -> int | None:
-    """The version that this thread noted last; None if it noted none."""
-    known = _notes.get((threading.get_ident(), id(leaf)))
-    return None if known is None else known.version
 
 
 def reader_of(leaf: torch.Tensor) -> torch.nn.Module | None:

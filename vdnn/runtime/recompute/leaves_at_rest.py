@@ -8,42 +8,40 @@ operation: a session whose optimizer runs behind the ends of its steps never res
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 
 import torch
 
-from vdnn.runtime.recompute.leaf_versions import noted_version, observe_parameters
+from vdnn.runtime.recompute.leaf_versions import observe
 
 
 class LeavesAtRest:
     """The leaves of one session, by the modules that have them."""
 
     def __init__(self) -> None:
-        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._names: dict[int, tuple[weakref.ref[torch.nn.Module], set[str]]] = {}  # by the identity of the module
         self._versions: dict[int, int] = {}  # at the end of the last step, by the identity of the leaf
         self._are_early = False  # those notes were made before the step that runs had begun
 
-    def need(self, module: torch.nn.Module) -> None:
-        """A recipe of the plan reads a leaf of this module."""
-        self._modules[id(module)] = weakref.ref(module)
+    def need(self, module: torch.nn.Module, leaf: torch.Tensor) -> None:
+        """A recipe of the plan reads this leaf of the module."""
+        reference, names = self._names.get(id(module), (None, set()))
+        if reference is None or reference() is not module:
+            self._names[id(module)] = weakref.ref(module), names
+        names.update(name for name, one in module._parameters.items() if one is leaf)
 
     def step_ended(self, *, at_save: bool) -> bool:
         """Notes the versions. True if those of the end before were right for the step that is over. `at_save`: the next
         step has begun, so operations ahead of its first save may have read leaves."""
-        if not self._modules:
+        if not self._names:
             return True
-        were_right = self._are_early and all(
-            self._versions.get(id(leaf)) == noted_version(leaf) for leaf in self._leaves()
-        )
-        self._versions = {id(leaf): leaf._version for leaf in self._leaves()}
-        for module in self._living():
-            observe_parameters(module)
-        self._are_early = not at_save
+        were_right, versions = self._are_early, dict[int, int]()
+        for reference, names in list(self._names.values()):
+            module = reference()
+            leaves = {} if module is None else module._parameters
+            for name in names:
+                leaf = leaves.get(name)
+                if leaf is not None and leaf.is_leaf and not leaf.is_inference():
+                    was_right = observe(leaf, module) == self._versions.get(id(leaf))
+                    were_right, versions[id(leaf)] = were_right and was_right, leaf._version
+        self._versions, self._are_early = versions, not at_save
         return were_right
-
-    def _living(self) -> Iterator[torch.nn.Module]:
-        return (module for reference in list(self._modules.values()) if (module := reference()) is not None)
-
-    def _leaves(self) -> Iterator[torch.Tensor]:
-        for module in self._living():
-            yield from (one for one in module._parameters.values() if one is not None)

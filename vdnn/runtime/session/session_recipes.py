@@ -159,10 +159,9 @@ class SessionRecipes:
                 for module in _C.modules_around(node):
                     need(module, SETTINGS)
         for given in recipe.given:
-            reader = reader_of(given.tensor) if isinstance(given, Leaf) else None
-            if reader is not None:
+            if isinstance(given, Leaf) and (reader := reader_of(given.tensor)) is not None:
                 need(id(reader), LEAVES)
-                self.leaves.need(reader)
+                self.leaves.need(reader, given.tensor)
 
     def not_found(self) -> None:
         """A recipe was not found in a settled step. Programs that make their modules anew in each step need all facts
