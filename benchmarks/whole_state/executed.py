@@ -4,8 +4,9 @@
 
 The model is that of transformers in bfloat16, without weights, on 2 x 8,192 tokens. Its loss is computed in chunks that
 torch checkpoints. A session gets the model, the optimizer and a budget, and decides by itself what leaves. It runs with
-torch's AdamW, whose moments are bfloat16, and with one that keeps masters and moments in float32. Their steps are
-beside those of the same program with memory for everything.
+torch's AdamW, whose moments are bfloat16, and with one that keeps masters and moments in float32. The latter also runs
+with layers that torch checkpoints, in 128 GiB of the host. Their steps are beside those of the same program with memory
+for everything.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,21 @@ class MasterAdamW(torch.optim.Optimizer):
         parameter.copy_(state["master"])
 
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "AdamW, bfloat16": torch.optim.AdamW,
-    "AdamW, masters in float32": MasterAdamW,
-}
+@dataclass(frozen=True, slots=True)
+class Training:
+    """`checkpoints`: torch recomputes each layer. `host`: the memory that the session may pin; None: no limit."""
+
+    name: str
+    optimizer: Callable[..., torch.optim.Optimizer]
+    checkpoints: bool = False
+    host: str | None = None
+
+
+TRAININGS = (
+    Training("AdamW, bfloat16", torch.optim.AdamW),
+    Training("AdamW, masters in float32", MasterAdamW),
+    Training("the same, layers checkpointed, 128 GiB of the host", MasterAdamW, checkpoints=True, host="128GiB"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +130,16 @@ def _step(model: Any, tokens: torch.Tensor, optimizer: torch.optim.Optimizer) ->
 
 
 @contextmanager
-def _program(layers: int, optimizer: str) -> Iterator[tuple[vdnn.VirtualMachine, Any, Any, Callable[[], Step]]]:
+def _program(
+    layers: int, training: Training, *, checkpoints: bool
+) -> Iterator[tuple[vdnn.VirtualMachine, Any, Any, Callable[[], Step]]]:
     """The machine, the model, its optimizer, and a function that takes one step."""
     with vdnn.VirtualMachine(MACHINE) as machine:
-        model, tokens = llama(layers), torch.ones(_BATCH, _TOKENS, dtype=torch.int64)
-        made = OPTIMIZERS[optimizer](model.parameters())
+        model: Any = llama(layers)
+        tokens = torch.ones(_BATCH, _TOKENS, dtype=torch.int64)
+        made = training.optimizer(model.parameters())
+        if checkpoints:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
 
         def step() -> Step:
             machine.reset_peak()
@@ -133,18 +150,18 @@ def _program(layers: int, optimizer: str) -> Iterator[tuple[vdnn.VirtualMachine,
         yield machine, model, made, step
 
 
-def kept(layers: int, optimizer: str) -> Step:
-    """The second step with memory for everything."""
-    with _program(layers, optimizer) as (_, _, _, step):
+def kept(layers: int, training: Training) -> Step:
+    """The second step with memory for everything, where nothing is checkpointed but the loss."""
+    with _program(layers, training, checkpoints=False) as (_, _, _, step):
         step()
         return step()
 
 
-def ran(layers: int, optimizer: str, steps: int, host: str | None) -> list[Step]:
-    """The steps of a session that may pin `host` bytes."""
+def ran(layers: int, training: Training, steps: int) -> list[Step]:
+    """The steps of a session."""
     found: list[Step] = []
-    with _program(layers, optimizer) as (machine, model, made, step):
-        limits = vdnn.Limits(host_budget=host)
+    with _program(layers, training, checkpoints=training.checkpoints) as (machine, model, made, step):
+        limits = vdnn.Limits(host_budget=training.host)
         with vdnn.offload(budget=BUDGET, device=machine, model=model, optimizer=made, limits=limits) as session:
             for number in range(steps):
                 one = step()
@@ -154,20 +171,21 @@ def ran(layers: int, optimizer: str, steps: int, host: str | None) -> list[Step]
                 transport = session._engine.steps.transport
                 pinned = 0 if transport is None else transport.pool.stats.pinned_bytes
                 found.append(Step(one.step_ns, one.peak_bytes, name, pinned))
-                print(f"{optimizer}: step {number + 1} of {steps}, {one.step_ns / 1e9:.2f} s", file=sys.stderr)
+                print(f"{training.name}: step {number + 1} of {steps}, {one.step_ns / 1e9:.2f} s", file=sys.stderr)
     return found
 
 
 def table(layers: int, steps: int, host: str | None) -> str:
+    """`host`: for the trainings that have no limit of their own."""
     rows = []
-    for optimizer in OPTIMIZERS:
-        whole = kept(layers, optimizer)
+    for training in TRAININGS:
+        whole = kept(layers, training)
         peak = f"{whole.peak_bytes / _GIB:.2f}"
-        rows.append((optimizer, "everything kept", f"{whole.step_ns / 1e9:.3f}", "1.000", peak, "", ""))
-        for number, one in enumerate(ran(layers, optimizer, steps, host), start=1):
+        rows.append((training.name, "everything kept", f"{whole.step_ns / 1e9:.3f}", "1.000", peak, "", ""))
+        for number, one in enumerate(ran(layers, replace(training, host=training.host or host), steps), start=1):
             rows.append(
                 (
-                    optimizer,
+                    training.name,
                     f"step {number}",
                     f"{one.step_ns / 1e9:.3f}",
                     f"{one.step_ns / whole.step_ns:.3f}",
@@ -176,7 +194,7 @@ def table(layers: int, steps: int, host: str | None) -> str:
                     f"{one.host_bytes / _GIB:.1f}",
                 )
             )
-    header = ("optimizer", "step", "s", "x", "peak GiB", "leave", "pinned GiB")
+    header = ("training", "step", "s", "x", "peak GiB", "leave", "pinned GiB")
     title = f"Llama-3.1-8B's shapes, {layers} layers, {_BATCH} x {_TOKENS} tokens, {MACHINE}, budget {BUDGET}"
     return render_table(title, header, rows)
 

@@ -12,8 +12,8 @@ from benchmarks.whole_state import executed
 def test_a_layer_trains_under_a_budget_beside_everything_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setattr(executed, "BUDGET", "12GiB")
-    monkeypatch.setattr(executed, "OPTIMIZERS", {"AdamW": executed.OPTIMIZERS["AdamW, bfloat16"]})
-    kept, steps = executed.kept(1, "AdamW"), executed.ran(1, "AdamW", 3, None)
+    training = executed.TRAININGS[0]
+    kept, steps = executed.kept(1, training), executed.ran(1, training, 3)
     assert kept.peak_bytes > 12 << 30 >= steps[-1].peak_bytes
     assert steps[-1].step_ns >= kept.step_ns
     assert steps[-1].host_bytes > 0
