@@ -123,6 +123,20 @@ def test_a_state_dict_from_before_is_named_and_still_the_parameters(manage: Mana
     assert all(map(torch.equal, saved.values(), model.state_dict().values()))
 
 
+def test_the_report_names_a_few_of_many_whose_memory_is_held(manage: Manage) -> None:
+    model = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(8)])
+    kept: list[torch.Tensor] = []
+    for one in model:
+        one.register_forward_hook(lambda module, *_: kept.append(module.weight.detach()))
+    with manage(optimizer_of(model), model=model, parameters="all") as session:
+        model(torch.randn(4, 16)).sum().backward()
+        lines = session.report().splitlines()
+        held = [index for index, line in enumerate(lines) if "while the program holds its memory" in line]
+        assert [lines[index].split()[1] for index in held] == ["0.weight", "1.weight", "2.weight"]
+        assert lines[held[-1] + 1] == "  5 more parameters like the one before"
+        kept.clear()
+
+
 def test_what_the_program_holds_of_a_copy_leaves_once_it_is_let_go(manage: Manage) -> None:
     model = with_linear()
     kept: list[torch.Tensor] = []

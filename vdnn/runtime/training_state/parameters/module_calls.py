@@ -32,6 +32,7 @@ from vdnn.user_warnings import line_of_user
 _BACKWARD = "backward"
 _LOOKED_AT = 2  # calls of one model behind which reads with a gradient are looked for
 _DEPTH = 3  # of lists and dicts in which a module may keep parameters of others
+_SHOWN = 3  # parameters of which the report says the same
 
 
 @dataclass(slots=True)
@@ -110,21 +111,12 @@ class ModuleCalls:
             self._undo.pop()()
 
     def lines(self) -> list[str]:
-        kept = self._writes.kept.items()
+        kept = {name: f"{times} times" for name, times in self._writes.kept.items()}
         return [
-            *(
-                f"  parameter {name} is read outside of its module, and stays while its reader runs"
-                for name in sorted(self._read_outside)
-            ),
-            *(f"  parameter {name} is used again, and stays until its gradient is there" for name in self.uses.found),
-            *(
-                f"  parameter {name} is written to while a module runs, {times} times, and copied out"
-                for name, times in kept
-            ),
-            *(
-                f"  parameter {name} stays on the device while the program holds its memory"
-                for name in sorted(self._held)
-            ),
+            *_some(sorted(self._read_outside), "is read outside of its module, and stays while its reader runs"),
+            *_some(self.uses.found, "is used again, and stays until its gradient is there"),
+            *_some(kept, lambda name: f"is written to while a module runs, {kept[name]}, and copied out"),
+            *_some(sorted(self._held), "stays on the device while the program holds its memory"),
         ]
 
     # Hooks.
@@ -691,3 +683,11 @@ def _after_loads(code: CodeType, name: str) -> Iterator[dis.Instruction | None]:
         elif before is not None and isinstance(before.argval, tuple) and name in before.argval:
             yield None
         before = one
+
+
+def _some(names: Iterable[str], said: str | Callable[[str], str]) -> list[str]:
+    """Lines of the report that say this of parameters: of all together beyond a few, as layers that torch checkpoints
+    hold those of a whole model."""
+    texts = [f"  parameter {name} {said if isinstance(said, str) else said(name)}" for name in names]
+    more = len(texts) - _SHOWN
+    return texts if more <= 0 else [*texts[:_SHOWN], f"  {more} more parameters like the one before"]
