@@ -40,12 +40,12 @@ def hear_behind(parameter: torch.Tensor, hook: Hook) -> Any:
     return _registered(parameter, hook, "_post_accumulate_grad_hooks")
 
 
-def hear_incoming(parameter: torch.Tensor, hook: Hook) -> Any:
-    """`hook` is called with a gradient before it is accumulated."""
+def hear_incoming(parameter: torch.Tensor, hook: Callable[[torch.Tensor | None], None]) -> Any:
+    """`hook` is called with a gradient before it is accumulated, or with None where a backward gives none."""
     return _registered(parameter, hook, "_backward_hooks")
 
 
-def _registered(parameter: torch.Tensor, hook: Hook, where: str) -> Any:
+def _registered(parameter: torch.Tensor, hook: Any, where: str) -> Any:
     register: Any = _LISTS[where]
     handle = register(parameter, hook)
     _ours[handle.id] = handle

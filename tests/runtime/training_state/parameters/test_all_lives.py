@@ -52,6 +52,44 @@ def test_copies_parametrizations_and_functional_calls_have_the_bits(manage: Mana
     assert same(run(begin(ADAMW), lambda _: contextlib.nullcontext()), run(begin(ADAMW), managed))
 
 
+class RunsAgain(torch.autograd.Function):
+    """Runs a layer again in its backward, whose own backward makes the gradients: the function itself gives none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: nn.Module, *parameters: nn.Parameter) -> torch.Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            made: torch.Tensor = layer(x)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            ctx.layer(x).backward(gradients[0])
+        return x.grad, None, *[None for _ in ctx.layer.parameters()]
+
+
+def test_a_function_that_gives_its_parameters_no_gradient_has_the_bits(manage: Manage) -> None:
+    def run(is_managed: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        optimizer = torch.optim.AdamW(model.parameters())
+        inside = manage(optimizer, model=model, parameters="all") if is_managed else contextlib.nullcontext()
+        with inside:
+            for _ in range(3):
+                x = torch.ones(2, 8, requires_grad=True)
+                for layer in model:
+                    x = RunsAgain.apply(x, layer, *layer.parameters())
+                x.square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return [one.detach().clone() for one in model.parameters()]
+
+    assert same(run(False), run(True))
+
+
 def test_a_selective_checkpoint_counts_none_of_our_operations(manage: Manage) -> None:
     """It refuses a recompute that runs an operation more often than the forward did. The copies of parameters come at
     other places there."""

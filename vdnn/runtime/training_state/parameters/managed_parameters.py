@@ -243,8 +243,8 @@ class ManagedParameters:
     def _watch(self, away: AwayParameter) -> None:
         """Registers a hook on the gradient of `away`, ahead of all other hooks."""
 
-        def arrives(gradient: torch.Tensor) -> None:
-            if gradient.device != away.device:
+        def arrives(gradient: torch.Tensor | None) -> None:
+            if gradient is not None and gradient.device != away.device:  # a function may give none to its parameters
                 raise VdnnError(
                     f"parameter {away.name} was read between calls of modules, on the host, and a gradient comes from "
                     "there. Read it in the first two calls of the model as well, so that it stays on the device, or "
