@@ -1,6 +1,6 @@
 """Runs plans in virtual time, one after another on one machine with one model, and returns the time and the peak.
 
-Like rehearse(), it runs one step to warm up and one that counts. It makes the model once, and runs equal plans once,
+It runs one step to warm up and one that counts, for each plan. It makes the model once, and runs equal plans once,
 of which a matrix of policies and budgets has many.
 """
 

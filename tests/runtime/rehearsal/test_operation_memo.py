@@ -234,3 +234,14 @@ def test_the_compiler_does_not_see_the_entry_of_a_mode() -> None:
     compiled = torch.compile(lambda x: (x.sin() + 1).cos(), backend="eager")
     with AllocationTracker():
         assert compiled(torch.zeros(3)).tolist() == [torch.ones(()).cos().item()] * 3
+
+
+def test_a_result_that_an_argument_grows_to_hold_grows_each_time() -> None:
+    machine = VirtualMachine("h100")
+    with machine, stage(machine):
+        x = torch.ones(10, 10)
+        for _ in range(3):
+            out = torch.empty(0)
+            torch.add(x, x, out=out)
+            assert out.shape == (10, 10)
+            assert out.untyped_storage().nbytes() == 400

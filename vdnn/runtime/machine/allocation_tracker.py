@@ -95,6 +95,10 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         peak, self._mark_peak_bytes = self._mark_peak_bytes, self.live_bytes
         return peak
 
+    def had_peak(self, nbytes: int) -> None:
+        """So much was allocated since the last call of take_peak_bytes(), which a call in between has taken."""
+        self._mark_peak_bytes = max(self._mark_peak_bytes, nbytes)
+
     def live_storages(self) -> dict[int, object]:
         """A token for each live storage, by its address. A storage that reuses an address has another token."""
         with self._lock:
@@ -158,11 +162,10 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.on_operation(func, args, kwargs, out)
         return out
 
-    def ran(self, results: list[torch.Tensor]) -> None:
-        """Counts the results of an operation that ran without dispatch: tensors of the device with memory."""
+    def made(self, storage: torch.UntypedStorage) -> None:
+        """Counts a new storage of the device, which an operation has made without dispatch."""
         if self._forks == forks.count:
-            for one in results:
-                self._observe_storage(one.untyped_storage())
+            self._observe_storage(storage)
 
     def _observe(self, tensor: torch.Tensor) -> None:
         if tensor.layout is not torch.strided or tensor.device.type != self._device_type:

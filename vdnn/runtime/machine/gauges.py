@@ -176,6 +176,7 @@ class VirtualGauges(Gauges):
     def unnoticed(self) -> Iterator[None]:
         tracker = self._tracker
         peak_bytes, tracker.peak_bytes = tracker.peak_bytes, tracker.live_bytes
+        before, with_absent = tracker.take_peak_bytes(), self._peak_with_absent  # of the interval around the trial
         self._machine.aside_ns = 0
         tracker.replays = False  # steps are planned as they are when all trials are over
         try:
@@ -184,6 +185,8 @@ class VirtualGauges(Gauges):
         finally:
             self._machine.aside_ns = None
             tracker.replays = True
+            tracker.had_peak(before)
+            self._peak_with_absent = max(self._peak_with_absent, with_absent)
             if not self._machine.fake:
                 self._trial_peak_bytes = max(self._trial_peak_bytes, tracker.peak_bytes)
                 peak_bytes = max(peak_bytes, tracker.peak_bytes)

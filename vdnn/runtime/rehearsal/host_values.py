@@ -23,7 +23,7 @@ from vdnn.runtime.rehearsal.dtype_checks import DtypeChecks
 from vdnn.runtime.rehearsal.expectations import Expectations
 from vdnn.runtime.rehearsal.known_values import MOST_BYTES, KnownValues
 from vdnn.runtime.rehearsal.norm_statistics import NormStatistics
-from vdnn.runtime.rehearsal.operation_memo import OperationMemo
+from vdnn.runtime.rehearsal.operation_memo import LIFTS, OperationMemo
 from vdnn.runtime.rehearsal.stand_ins import StandIns
 from vdnn.runtime.torch_internals.dispatch_entry import turns_dynamo_off
 from vdnn.runtime.torch_internals.tensor_kinds import CLASSES_WITH_DATA
@@ -31,7 +31,6 @@ from vdnn.runtime.torch_internals.tensor_kinds import CLASSES_WITH_DATA
 _aten = torch.ops.aten
 _DEFAULT_GPU, _CPU = torch.device("cuda"), torch.device("cpu")
 _READS_OR_SIZES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-_LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default, _aten.lift.default)
 # These write every element of the tensor that they are called on, whatever it had before.
 _OVERWRITES = (_aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default, _aten.copy_.default)
 # A scaler's check for infinities: its verdict stays as it was, so gradients are finite.
@@ -99,22 +98,23 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        for kind in types:
+            if kind is not FakeTensor and hasattr(kind, "__tensor_flatten__"):
+                return NotImplemented  # a wrapper runs first, and calls this for what it wraps
+        if not kwargs:
+            kwargs = {}
+        elif kwargs.get("device") == _DEFAULT_GPU:  # from torch.set_default_device
+            kwargs = {**kwargs, "device": self._device}
         # In a backward pass the function modes of the stage are active here, in a forward pass they are not.
         with torch._C.DisableTorchFunction():
-            return self._dispatched(func, types, args, kwargs or {})
+            if self.memo is None:
+                return self._anew(func, args, kwargs)
+            return self.memo.run(func, args, kwargs, self._anew)
 
-    def _dispatched(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kwargs.get("device") == _DEFAULT_GPU:  # from torch.set_default_device
-            kwargs = {**kwargs, "device": self._device}
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # a wrapper runs first, and calls this for what it wraps
+    def _anew(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(func, OpOverload):
             return func(*args, **kwargs)
-        if func in _LIFTS:
-            return self._lifted(func, args[0])
-        if self.memo is None:
-            return self._rehearsed(func, args, kwargs)
-        return self.memo.run(func, args, kwargs, self._rehearsed)
+        return self._lifted(func, args[0]) if func in LIFTS else self._rehearsed(func, args, kwargs)
 
     def _rehearsed(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func.is_view and type(args[0]) is FakeTensor:

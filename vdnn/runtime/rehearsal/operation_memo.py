@@ -24,6 +24,7 @@ from vdnn.runtime.torch_internals.fake_results import FakeResults
 
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
+LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default, _aten.lift.default)
 _MOST = 1 << 16  # noted results; a program of so many geometries repeats little
 _NOT_NOTED = frozenset(
     {
@@ -33,6 +34,8 @@ _NOT_NOTED = frozenset(
         # Norms get their statistics from the rehearsal.
         _aten.native_layer_norm.default,
         _aten.native_batch_norm.default,
+        # They bring a tensor of the program's own numbers.
+        *LIFTS,
     }
 )
 _UNNOTED_TAGS = (
@@ -79,11 +82,12 @@ class _Outcome(NamedTuple):
 class _Repeated:
     """Holds what was noted of one operation, by the geometry of its arguments. None: that cannot be noted."""
 
-    __slots__ = ("func", "has_value", "noted")
+    __slots__ = ("func", "has_value", "is_mutable", "noted")
 
     def __init__(self, func: Any, has_value: Callable[[torch.Tensor], bool] | None) -> None:
         self.func = func  # keeps its id
         self.has_value = has_value
+        self.is_mutable = func._schema.is_mutable
         self.noted: dict[object, _Outcome | None] = {}
 
 
@@ -135,12 +139,14 @@ class OperationMemo:
             self._of.clear()
             self._count = 0
         else:
-            operation.noted[key] = self._note(func, args, kwargs, tensors, out)
+            is_resized = operation.is_mutable and _key_of(args, kwargs)[0] != key  # `out=` of another shape
+            operation.noted[key] = None if is_resized else self._note(func, args, kwargs, tensors, out)
             self._count += 1
         return out
 
     def _operation(self, func: Any) -> _Repeated | None:
-        return _Repeated(func, self._asks(func)) if self._is_noted(func) else None
+        is_noted = isinstance(func, torch._ops.OpOverload) and self._is_noted(func)
+        return _Repeated(func, self._asks(func)) if is_noted else None
 
     def _is_noted(self, func: Any) -> bool:
         if func in _NOT_NOTED or any(tag in func.tags for tag in _UNNOTED_TAGS) or not func.name().startswith("aten::"):
@@ -162,13 +168,14 @@ class OperationMemo:
         outs: list[torch.Tensor] = []
         for one in noted.results:
             if isinstance(one, _New):
-                outs.append(made.new(one.shape, one.stride, one.dtype))
+                tensor = made.new(one.shape, one.stride, one.dtype)
+                self._tracker.made(tensor.untyped_storage())
             elif isinstance(one, _View):
-                outs.append(made.view(tensors[one.position], one.shape, one.stride, one.dtype, one.offset))
+                tensor = made.view(tensors[one.position], one.shape, one.stride, one.dtype, one.offset)
             else:
-                outs.append(tensors[one.position])
+                tensor = tensors[one.position]
+            outs.append(tensor)
         out: Any = outs[0] if noted.kind is None else noted.kind(outs)
-        self._tracker.ran(outs)
         if noted.duration_ns is None:
             self._machine.advance(func, args, kwargs, out)
         else:

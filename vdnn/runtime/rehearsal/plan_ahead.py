@@ -116,7 +116,9 @@ def compare(
         run = None
         if runs:
             on_progress(f"running under the plan: {planner.name}")
-            run = rehearse(subject, profile, plan=planned.plan, optimizer=optimizer, min_bytes=min_bytes)
+            run = rehearse(
+                subject, profile, plan=planned.plan, optimizer=optimizer, min_bytes=min_bytes, after=rehearsal
+            )
         storages = explain(planned, costs, explains) if explains else ()
         stand_ins = tuple(map(str, rehearsal.stand_ins))
         reports.append(

@@ -1,15 +1,17 @@
 """Rehearses a step without data and without a device: records what a model saves and computes on a given card.
 
-The first step warms up. The second is recorded while everything that may move is offloaded, or runs under a plan if one
-is given: its timeline then shows whether the plan's prediction holds. subjects.py has what can be rehearsed.
+The step is recorded while everything that may move is offloaded, or runs under a plan if one is given: its timeline
+then shows whether the plan's prediction holds. It begins as a later step of a training does. For that a step before it
+warms up, unless that step would leave only what made_warm_up.py makes. subjects.py has what can be rehearsed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -21,6 +23,7 @@ from vdnn.runtime.machine.repeated_step import StepEvents
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.machine.workspaces import Workspace
 from vdnn.runtime.rehearsal.cuda_shaped import BACKEND
+from vdnn.runtime.rehearsal.made_warm_up import MadeWarmUp
 from vdnn.runtime.rehearsal.stage import stage
 from vdnn.runtime.rehearsal.stand_ins import StandIn
 from vdnn.runtime.rehearsal.subjects import Staged, Subject, held_by, loss_of, optimizers_of, subject_of
@@ -51,7 +54,8 @@ class Reserved(NamedTuple):
 class Rehearsal:
     """The results of a rehearsal. `timeline` is that of the step under the plan, or None without a plan. `stand_ins`
     are the answers that the step got for values which depend on data. `workspace` is the largest of a library.
-    `reserved` is the memory that torch's allocator needs for the step under the plan, or None without a plan."""
+    `reserved` is the memory that torch's allocator needs for the step under the plan, or None without a plan. `unused`
+    are the names of the parameters that got no gradient, or None if a step had to warm up."""
 
     recording: Recording
     parameter_bytes: int
@@ -61,6 +65,7 @@ class Rehearsal:
     stand_ins: tuple[StandIn, ...] = ()
     workspace: Workspace | None = None
     reserved: Reserved | None = None
+    unused: frozenset[str] | None = field(default=None, compare=False)
 
 
 def rehearse(
@@ -71,53 +76,91 @@ def rehearse(
     host: HostFigures | None = None,
     optimizer: str | None = None,
     min_bytes: int | str = "1MiB",
+    after: Rehearsal | None = None,
 ) -> Rehearsal:
-    """Runs a warm-up step and a second step of `subject` on a virtual machine. If a plan is given, the second step runs
-    under it, and a third where its allocations may be others than those of the second.
+    """Runs a step of `subject` on a virtual machine that begins as one in the middle of a training. If a plan is given,
+    the step runs under it, and one more where its allocations may be others than those of the first. `after` is an
+    earlier rehearsal of the subject, which shows whether a step has to warm up.
 
-    With `optimizer`, its step is part of each, and its state exists before the second step. With `host`, the recording
-    has the time in which the host issues the step in a session; a program that asked for values waits for the device.
+    With `optimizer`, its step is part of each, and its state exists before. With `host`, the recording has the time in
+    which the host issues the step in a session; a program that asked for values waits for the device.
     """
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer: expected one of {', '.join(map(repr, OPTIMIZERS))}, got {optimizer!r}.")
-    machine = VirtualMachine(hardware, host=host, workspaces=True)
+    asked = _Asked(subject, hardware, plan, host, optimizer, min_bytes)
+    found = _rehearsed(asked, frozenset[str]() if after is None else after.unused)
+    if isinstance(found, frozenset):
+        found = _rehearsed(asked, found)
+    return found if isinstance(found, Rehearsal) else cast(Rehearsal, _rehearsed(asked, None))
+
+
+class _Asked(NamedTuple):
+    """The arguments of rehearse()."""
+
+    subject: Subject
+    hardware: str | os.PathLike[str] | HardwareProfile
+    plan: Plan | None
+    host: HostFigures | None
+    optimizer: str | None
+    min_bytes: int | str
+
+
+def _rehearsed(asked: _Asked, unused: frozenset[str] | None) -> Rehearsal | frozenset[str] | None:
+    """Rehearses a step in which these parameters get no gradient. Returns their names if they are others, and None if a
+    step has to warm up. With `unused` None a step warms up."""
+    plan, host, min_bytes = asked.plan, asked.host, asked.min_bytes
+    machine = VirtualMachine(asked.hardware, host=host, workspaces=True)
     allocators = () if plan is None else (CachingAllocator(), CachingAllocator(expandable=True))
     machine.tracker.allocators = allocators
-    events: StepEvents | None = None
     with machine, stage(machine) as values:
-        staged = subject.make()
-        model, step = staged.model, staged.step
+        staged = asked.subject.make()
+        model = staged.model
         machine.tracker.track([model, *held_by(staged)])
-        updates = staged.optimizer
-        if optimizer is not None:
-            if updates is not None:
-                raise ValueError(f"optimizer: expected none, because the function returns one, got {optimizer!r}.")
-            updates = OPTIMIZERS[optimizer](model.parameters())
-        policy = "vdnn-all" if plan is None else "auto"
-        with offload(policy, plan=plan, device=machine, measure=True, warmup_steps=1, min_bytes=min_bytes) as session:
-            for turn in range(3):
-                for allocator in allocators if turn == 1 else ():
-                    allocator.empty_cache()  # the first step has no plan: what it reserved is not needed
-                    allocator.reset_peak()
-                if turn == 1 and allocators:
-                    events = StepEvents(machine.tracker.live_bytes_by_address())
-                    machine.tracker.allocators = (*allocators, events)
+        updates = _optimizer(staged, asked.optimizer)
+        made = None
+        # The places that an allocator gives to the optimizer's state depend on the step in which it is made.
+        is_placed = updates is not None and bool(allocators)
+        if unused is not None and not is_placed and MadeWarmUp.suits(staged):
+            made = MadeWarmUp(staged, updates, machine.tracker, unused)
+        policy, warmup_steps = "vdnn-all" if plan is None else "auto", 1 if made is None else 0
+        with offload(
+            policy, plan=plan, device=machine, measure=True, warmup_steps=warmup_steps, min_bytes=min_bytes
+        ) as session:
+            saves = session._engine.saves
+
+            def step(counted: MadeWarmUp | None = None) -> int:
                 values.stand_ins.begin_step()
-                saves_before = session.counters.saves
-                step()
+                with contextlib.nullcontext() if counted is None else counted.counted(saves.table.knows):
+                    staged.step()
                 gradient_bytes = _gradient_bytes(model)
                 if updates is not None:
                     with user_code("calling the optimizer's step()"):
                         updates.step()
                 session.step()
                 model.zero_grad(set_to_none=True)
-                if turn == 1:
-                    recording, timeline = session.recording, session.timeline
-                    machine.tracker.allocators = allocators
-                    # A second step under the plan shows what stays reserved between two.
-                    if events is None or events.repeat(allocators):
-                        break
-        saves = session.counters.saves - saves_before
+                return gradient_bytes
+
+            if made is None:
+                step()
+            else:
+                session._engine.begin_step(torch.device(machine.torch_type))
+                model.zero_grad(set_to_none=True)
+            for allocator in allocators:
+                allocator.empty_cache()  # the plan is not followed yet: what was reserved is not needed
+                allocator.reset_peak()
+            events = StepEvents(machine.tracker.live_bytes_by_address())
+            if allocators:
+                machine.tracker.allocators = (*allocators, events)
+            saves_before = session.counters.saves
+            gradient_bytes = step(made)
+            saved = session.counters.saves - saves_before
+            recording, timeline = session.recording, session.timeline
+            machine.tracker.allocators = allocators
+            if made is not None and not (session.num_steps == 1 and made.was_a_later_step()):
+                return made.unused if made.others_are_unused else None
+            # A second step under the plan shows what stays reserved between two.
+            if allocators and not events.repeat(allocators):
+                step()
         session.close()
         optimizer_bytes = sum(_state_bytes(one) for one in {updates, *optimizers_of(staged)} if one is not None)
     if recording is None:
@@ -125,8 +168,10 @@ def rehearse(
             f"plan: there is nothing to plan: the step saves no tensor of {min_bytes} or more that may be offloaded. "
             "Pass a smaller min_bytes (--min-bytes) or a larger batch."
         )
+    if made is not None:
+        recording = replace(recording, parameter_bytes=made.parameter_bytes())
     if host is not None:
-        recording = with_session(recording, host, saves, synchronizes=bool(values.stand_ins.given))
+        recording = with_session(recording, host, saved, synchronizes=bool(values.stand_ins.given))
     return Rehearsal(
         replace(recording, backend=BACKEND),
         _bytes_of(model.parameters()),
@@ -136,7 +181,15 @@ def rehearse(
         values.stand_ins.given,
         machine.largest_workspace,
         None if plan is None else Reserved(*(one.peak_reserved_bytes for one in allocators)),
+        None if made is None else made.unused,
     )
+
+
+def _optimizer(staged: Staged, name: str | None) -> torch.optim.Optimizer | None:
+    """The optimizer that the rehearsal steps: that of the function, or the one of this name."""
+    if name is not None and staged.optimizer is not None:
+        raise ValueError(f"optimizer: expected none, because the function returns one, got {name!r}.")
+    return staged.optimizer if name is None else OPTIMIZERS[name](staged.model.parameters())
 
 
 def _gradient_bytes(model: torch.nn.Module) -> int:

@@ -276,6 +276,13 @@ class Engine:
 
     # Steps.
 
+    def begin_step(self, device: torch.device) -> None:
+        """Begins the first step of a session that measures now, as later steps begin, and not with its first save."""
+        transport = self.transport_for(device)
+        if transport is not None:
+            with self.saves.lock:
+                self.steps.hook(transport)
+
     def end_step(self) -> None:
         self.unseen.are_steps_marked = True
         if not self.saves.in_forked_child:
