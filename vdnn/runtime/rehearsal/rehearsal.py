@@ -156,7 +156,7 @@ def _rehearsed(asked: _Asked, unused: frozenset[str] | None) -> Rehearsal | froz
             saved = session.counters.saves - saves_before
             recording, timeline = session.recording, session.timeline
             machine.tracker.allocators = allocators
-            if made is not None and not (session.num_steps == 1 and made.was_a_later_step()):
+            if recording is not None and made is not None and not (session.num_steps == 1 and made.was_a_later_step()):
                 return made.unused if made.others_are_unused else None
             # A second step under the plan shows what stays reserved between two.
             if allocators and not events.repeat(allocators):
