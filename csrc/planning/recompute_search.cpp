@@ -138,20 +138,26 @@ class RecomputeSearch {
 
   // Those candidates, in this order, with which and with those before them the budget can be met.
   [[nodiscard]] std::vector<std::int32_t> fitting(const std::vector<std::int32_t>& order) const {
+    struct Group {
+      std::vector<std::int32_t> members;
+      std::size_t fails_behind;  // it is known not to fit if so many are found
+    };
     std::vector<std::int32_t> found;
-    std::vector<std::vector<std::int32_t>> waiting{order};
+    std::vector<Group> waiting{{order, order.size() + 1}};
     while (!waiting.empty()) {
-      const std::vector<std::int32_t> group = std::move(waiting.back());
+      const auto [group, fails_behind] = std::move(waiting.back());
       waiting.pop_back();
-      if (before_) before_();
       std::vector<std::int32_t> both = found;
       both.insert(both.end(), group.begin(), group.end());
-      if (request_.step.least_bytes(both) <= request_.budget_bytes) {
+      if (before_) before_();
+      if (found.size() != fails_behind && request_.step.least_bytes(both) <= request_.budget_bytes) {
         found = std::move(both);
       } else if (group.size() > 1) {
-        const auto half = group.begin() + static_cast<std::ptrdiff_t>(group.size() / 2);
-        waiting.emplace_back(half, group.end());
-        waiting.emplace_back(group.begin(), half);
+        // If the first half fits, the second one does not: with it, it is what did not fit.
+        const std::size_t size = group.size() / 2;
+        const auto half = group.begin() + static_cast<std::ptrdiff_t>(size);
+        waiting.push_back({{half, group.end()}, found.size() + size});
+        waiting.push_back({{group.begin(), half}, order.size() + 1});
       }
     }
     return found;

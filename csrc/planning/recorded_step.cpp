@@ -262,6 +262,7 @@ class Rewriting {
   }
 
   void take_added(std::int32_t storage) {
+    if (first_added_[storage] < 0) return;  // the others are in order
     for (std::int32_t added = first_added_[storage]; added >= 0; added = added_[added].before) {
       reads_.push_back(added_[added].one);
     }
