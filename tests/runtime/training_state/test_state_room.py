@@ -493,6 +493,7 @@ class _Steps:
     are_plans_settled = True
     steps_over_budget = 0
     stores_plans = False
+    base_ns = 1000
 
     def record_anew(self, more_bytes: int) -> None:
         raise AssertionError("only state stays")
@@ -500,7 +501,7 @@ class _Steps:
     leave_room_for = record_anew
 
     def predicted_ns(self, more_bytes: int) -> int | None:
-        return 1000 + max(0, more_bytes - 50) * 3 if self.fits_with(more_bytes) else None
+        return self.base_ns + max(0, more_bytes - 50) * 3 if self.fits_with(more_bytes) else None
 
     def fits_with(self, more_bytes: int) -> bool:
         return more_bytes <= 85
@@ -539,6 +540,24 @@ def test_the_share_with_the_shortest_step_is_taken_once() -> None:
     assert room.staying[StateKind.STATE] == set(range(6))
     room.stepped(steps)
     assert room.staying[StateKind.STATE] == set(range(6))
+
+
+def test_state_alone_stays_where_parameters_gain_too_little_for_a_recording() -> None:
+    """50 bytes of state save 100 ns of 10,000. With parameters, steps would be recorded anew."""
+    state, steps = _State(), _Steps()
+    steps.base_ns = 10_000
+    parameters: Any = SimpleNamespace(
+        bytes_away=lambda: [(number, 10) for number in range(10)],
+        fetched=lambda: (0, 0),
+        ahead_bytes=int,
+        time_waits=lambda **_: None,
+        keep=lambda _: None,
+        take_out=lambda: None,
+    )
+    room = StateRoom(lambda: [state], lambda: [parameters])
+    room.stepped(steps)
+    room.stepped(steps)
+    assert room.staying == {StateKind.PARAMETERS: set(), StateKind.GRADIENTS: set(), StateKind.STATE: set(range(5))}
 
 
 def test_state_leaves_for_good_after_a_step_over_the_budget() -> None:

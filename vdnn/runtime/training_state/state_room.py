@@ -309,21 +309,31 @@ def _rate(nbytes: int, waited_ns: int) -> float:
 
 
 def _shares(away: dict[StateKind, list[tuple[int, int]]], fits: Callable[[int], bool]) -> list[_Share]:
-    """Shares that could stay, beginning with nothing: more and more of each kind, and then of the next one."""
+    """Shares that could stay, beginning with nothing: more and more of each kind, and then of the next one. Shares of
+    state alone follow: nothing is recorded anew for those, so a small gain is enough."""
     whole = sum(nbytes for several in away.values() for _, nbytes in several)
     fitting = _most(fits, whole)
-    shares = [_Share({kind: set() for kind in StateKind}, dict.fromkeys(StateKind, 0))]
+    nothing = _Share({kind: set() for kind in StateKind}, dict.fromkeys(StateKind, 0))
+    shares = [nothing]
     for kind in StateKind:
-        below = shares[-1]
-        limit = min(fitting - below.total, sum(nbytes for _, nbytes in away[kind]))
-        for part in range(1, _PARTS + 1):
-            # State that is stepped first stays: meanwhile that of others comes. Layers that are used one after another
-            # stay in turn, so that the link has the time of those that stay for the others.
-            choose = _up_to if kind is StateKind.STATE else _in_turn
-            chosen, nbytes = choose(away[kind], limit * part // _PARTS)
-            if nbytes > shares[-1].nbytes[kind]:
-                shares.append(_Share({**below.staying, kind: chosen}, {**below.nbytes, kind: nbytes}))
-    return shares
+        shares += _more_of(kind, shares[-1], away, fitting)
+    return shares if not shares[-1].needs_recording else shares + _more_of(StateKind.STATE, nothing, away, fitting)
+
+
+def _more_of(
+    kind: StateKind, below: _Share, away: dict[StateKind, list[tuple[int, int]]], fitting: int
+) -> list[_Share]:
+    """Shares with more and more of this kind than one that has none of it."""
+    # State that is stepped first stays: meanwhile that of others comes. Layers that are used one after another stay in
+    # turn, so that the link has the time of those that stay for the others.
+    choose = _up_to if kind is StateKind.STATE else _in_turn
+    limit = min(fitting - below.total, sum(nbytes for _, nbytes in away[kind]))
+    found: list[_Share] = []
+    for part in range(1, _PARTS + 1):
+        chosen, nbytes = choose(away[kind], limit * part // _PARTS)
+        if nbytes > (found[-1] if found else below).nbytes[kind]:
+            found.append(_Share({**below.staying, kind: chosen}, {**below.nbytes, kind: nbytes}))
+    return found
 
 
 def _up_to(away: Iterable[tuple[int, int]], limit_bytes: int) -> tuple[set[int], int]:
