@@ -1,6 +1,7 @@
 // The last boundaries of module calls on one thread, and the last readings of torch's settings, by autograd's sequence
 // number: nodes from that number on were made behind the boundary. If the settings were not read at a boundary next to
-// a node, nobody can tell under which settings the node ran, unless it saved something itself.
+// a node, nobody can tell under which settings the node ran, unless it saved something itself or rounds once
+// (torch_settings.h).
 #pragma once
 
 #include <array>
