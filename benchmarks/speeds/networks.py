@@ -17,6 +17,7 @@ from benchmarks.models.masked_bert import MaskedBert
 from benchmarks.models.resnet18 import resnet18, resnet34
 from benchmarks.models.vit import BASE, LARGE, Layer, VitShape, vit
 from benchmarks.models.workload import IMAGENET_CLASSES, CrossEntropy, Workload, image_workload
+from benchmarks.speeds.bert_programs import add_mask
 
 SQUAD_TOKENS = 384
 _MODEL_A = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)  # 0 is a pooling
@@ -82,7 +83,9 @@ class _SpanBert(nn.Module):
 
 def bert_squad(batch: int, layers: int, width: int) -> Workload:
     inputs = bert(batch, SQUAD_TOKENS, 0, width).inputs
-    return Workload(_SpanBert(Bert(layers, width), width), inputs, CrossEntropy(SQUAD_TOKENS, 2 * batch))
+    model = _SpanBert(Bert(layers, width), width)
+    add_mask(model, batch, SQUAD_TOKENS)
+    return Workload(model, inputs, CrossEntropy(SQUAD_TOKENS, 2 * batch))
 
 
 def vit_written_out(batch: int, shape: VitShape) -> Workload:
@@ -103,6 +106,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def bert_large_pretraining(batch: int, tokens: int) -> Workload:
     inputs = bert(batch, tokens, 0, WIDTH).inputs
     model = MaskedBert(Bert(LAYERS, WIDTH), batch * tokens)
+    add_mask(model, batch, tokens)
     return Workload(model, inputs, CrossEntropy(VOCABULARY, len(model.get_buffer("masked"))))
 
 

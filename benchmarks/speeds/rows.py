@@ -2,9 +2,10 @@
 
 Each figure was read in its source, which a row names: convnet-benchmarks (Titan X, forward and backward pass alone),
 NVIDIA's DeepLearningExamples and Lambda's deeplearning-benchmark (whole steps, with the loading of data), and timm's
-tables (whole steps on data that is on the card). Lambda has six machines with one H100: the row is their median. No row
-was used to calibrate a class of operations. Rows that are not judged: the source of the Titan X's single efficiency,
-and a column of NVIDIA's table of which one speed needs more arithmetic than the card's peak.
+tables (whole steps on data that is on the card). Lambda's rows of BERT are NVIDIA's run_squad.py. Lambda has six
+machines with one H100: the row is their median. No row was used to calibrate a class of operations. Rows that are not
+judged: the source of the Titan X's single efficiency, and a column of NVIDIA's table of which one speed needs more
+arithmetic than the card's peak.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ OVER_THE_PEAK = (
     "in float32 take 19.4 TFLOP/s of a peak of 15.7; in all four rows of 512 tokens the table has 1.34 to 1.52 times "
     "the tokens per second of 128 tokens, which take less arithmetic"
 )
-CUDNN_4 = "the Titan X keeps one efficiency, of 3 x 3 convolutions; GoogLeNet's are mostly 1 x 1 and small"
 
 
 class Row(NamedTuple):
     """One published speed. `precision` is "float32", "tf32", or "float16" for mixed precision. `optimizer` is that of
-    vdnn.runtime.rehearsal.rehearsal.OPTIMIZERS, or None if its step is not part of the figure, or a small part."""
+    vdnn.runtime.rehearsal.rehearsal.OPTIMIZERS, "bert_adam" or "apex_o2" (bert_programs.py), or None if its step is not
+    part of the figure, or a small part."""
 
     source: str
     card: str
@@ -56,7 +57,7 @@ ROWS = (
     Row(CONVNET, "titan-x", "AlexNet", 128, "float32", 128 / 0.081),
     Row(CONVNET, "titan-x", "OverFeat", 128, "float32", 128 / 0.268),
     Row(CONVNET, "titan-x", "VGG model A", 64, "float32", 64 / 0.529, is_calibration=True),
-    Row(CONVNET, "titan-x", "GoogLeNet", 128, "float32", 128 / 0.470, why=CUDNN_4),
+    Row(CONVNET, "titan-x", "GoogLeNet", 128, "float32", 128 / 0.470),
     Row(NVIDIA_RESNET, "v100-16", "ResNet-50", 112, "float32", 367, "momentum"),
     Row(NVIDIA_RESNET, "v100-16", "ResNet-50", 256, "float16", 1200, "momentum", channels_last=True),
     Row(NVIDIA_RESNET, "v100-32", "ResNet-50", 112, "float32", 356, "momentum"),
@@ -72,35 +73,35 @@ ROWS = (
     Row(NVIDIA_BERT, "v100-32", "BERT-large, 512 tokens", 4, "float32", 19, why=OVER_THE_PEAK, is_unjudgeable=True),
     Row(NVIDIA_BERT, "v100-32", "BERT-large, 512 tokens", 8, "float16", 75, why=OVER_THE_PEAK, is_unjudgeable=True),
     Row(LAMBDA_16, "v100-16", "ResNet-50", 256, "float16", 833, "momentum"),
-    Row(LAMBDA_16, "v100-16", "BERT-base, SQuAD", 48, "float16", 189, "adamw"),
-    Row(LAMBDA_16, "v100-16", "BERT-large, SQuAD", 16, "float16", 57, "adamw"),
+    Row(LAMBDA_16, "v100-16", "BERT-base, SQuAD", 48, "float16", 189, "apex_o2"),
+    Row(LAMBDA_16, "v100-16", "BERT-large, SQuAD", 16, "float16", 57, "apex_o2"),
     Row(LAMBDA_32, "v100-16", "ResNet-50", 128, "float32", 369, "momentum"),
-    Row(LAMBDA_32, "v100-16", "BERT-base, SQuAD", 24, "float32", 42, "adamw"),
-    Row(LAMBDA_32, "v100-16", "BERT-large, SQuAD", 8, "float32", 12, "adamw"),
+    Row(LAMBDA_32, "v100-16", "BERT-base, SQuAD", 24, "float32", 42, "bert_adam"),
+    Row(LAMBDA_32, "v100-16", "BERT-large, SQuAD", 8, "float32", 12, "bert_adam"),
     Row(LAMBDA_16, "rtx-3090", "ResNet-50", 448, "float16", 905, "momentum"),
-    Row(LAMBDA_16, "rtx-3090", "BERT-base, SQuAD", 96, "float16", 172, "adamw"),
-    Row(LAMBDA_16, "rtx-3090", "BERT-large, SQuAD", 28, "float16", 52, "adamw"),
+    Row(LAMBDA_16, "rtx-3090", "BERT-base, SQuAD", 96, "float16", 172, "apex_o2"),
+    Row(LAMBDA_16, "rtx-3090", "BERT-large, SQuAD", 28, "float16", 52, "apex_o2"),
     Row(LAMBDA_32, "rtx-3090", "ResNet-50", 224, "tf32", 513, "momentum"),
-    Row(LAMBDA_32, "rtx-3090", "BERT-base, SQuAD", 48, "tf32", 85, "adamw"),
-    Row(LAMBDA_32, "rtx-3090", "BERT-large, SQuAD", 16, "tf32", 24, "adamw"),
+    Row(LAMBDA_32, "rtx-3090", "BERT-base, SQuAD", 48, "tf32", 85, "bert_adam"),
+    Row(LAMBDA_32, "rtx-3090", "BERT-large, SQuAD", 16, "tf32", 24, "bert_adam"),
     Row(LAMBDA_16, "a100-80", "ResNet-50", 1280, "float16", 1582, "momentum"),
-    Row(LAMBDA_16, "a100-80", "BERT-base, SQuAD", 320, "float16", 443, "adamw"),
-    Row(LAMBDA_16, "a100-80", "BERT-large, SQuAD", 112, "float16", 152, "adamw"),
+    Row(LAMBDA_16, "a100-80", "BERT-base, SQuAD", 320, "float16", 443, "apex_o2"),
+    Row(LAMBDA_16, "a100-80", "BERT-large, SQuAD", 112, "float16", 152, "apex_o2"),
     Row(LAMBDA_32, "a100-80", "ResNet-50", 640, "tf32", 1066, "momentum"),
-    Row(LAMBDA_32, "a100-80", "BERT-base, SQuAD", 172, "tf32", 239, "adamw"),
-    Row(LAMBDA_32, "a100-80", "BERT-large, SQuAD", 64, "tf32", 75, "adamw"),
+    Row(LAMBDA_32, "a100-80", "BERT-base, SQuAD", 172, "tf32", 239, "bert_adam"),
+    Row(LAMBDA_32, "a100-80", "BERT-large, SQuAD", 64, "tf32", 75, "bert_adam"),
     Row(LAMBDA_16, "rtx-4090", "ResNet-50", 448, "float16", 1301, "momentum"),
-    Row(LAMBDA_16, "rtx-4090", "BERT-base, SQuAD", 96, "float16", 297, "adamw"),
-    Row(LAMBDA_16, "rtx-4090", "BERT-large, SQuAD", 28, "float16", 93, "adamw"),
+    Row(LAMBDA_16, "rtx-4090", "BERT-base, SQuAD", 96, "float16", 297, "apex_o2"),
+    Row(LAMBDA_16, "rtx-4090", "BERT-large, SQuAD", 28, "float16", 93, "apex_o2"),
     Row(LAMBDA_32, "rtx-4090", "ResNet-50", 224, "tf32", 721, "momentum"),
-    Row(LAMBDA_32, "rtx-4090", "BERT-base, SQuAD", 48, "tf32", 137, "adamw"),
-    Row(LAMBDA_32, "rtx-4090", "BERT-large, SQuAD", 16, "tf32", 44, "adamw"),
+    Row(LAMBDA_32, "rtx-4090", "BERT-base, SQuAD", 48, "tf32", 137, "bert_adam"),
+    Row(LAMBDA_32, "rtx-4090", "BERT-large, SQuAD", 16, "tf32", 44, "bert_adam"),
     Row(LAMBDA_16, "h100", "ResNet-50", 1280, "float16", 2786, "momentum"),
-    Row(LAMBDA_16, "h100", "BERT-base, SQuAD", 320, "float16", 868.5, "adamw"),
-    Row(LAMBDA_16, "h100", "BERT-large, SQuAD", 112, "float16", 308, "adamw"),
+    Row(LAMBDA_16, "h100", "BERT-base, SQuAD", 320, "float16", 868.5, "apex_o2"),
+    Row(LAMBDA_16, "h100", "BERT-large, SQuAD", 112, "float16", 308, "apex_o2"),
     Row(LAMBDA_32, "h100", "ResNet-50", 640, "tf32", 1893, "momentum"),
-    Row(LAMBDA_32, "h100", "BERT-base, SQuAD", 172, "tf32", 433.5, "adamw"),
-    Row(LAMBDA_32, "h100", "BERT-large, SQuAD", 64, "tf32", 147, "adamw"),
+    Row(LAMBDA_32, "h100", "BERT-base, SQuAD", 172, "tf32", 433.5, "bert_adam"),
+    Row(LAMBDA_32, "h100", "BERT-large, SQuAD", 64, "tf32", 147, "bert_adam"),
     Row(TIMM_LAST, "rtx-3090", "ResNet-18", 512, "float16", 3481.78, "momentum", channels_last=True),
     Row(TIMM_LAST, "rtx-3090", "ResNet-50", 512, "float16", 1218.01, "momentum", channels_last=True),
     Row(TIMM_LAST, "rtx-3090", "ResNet-101", 256, "float16", 747.89, "momentum", channels_last=True),

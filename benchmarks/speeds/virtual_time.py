@@ -7,19 +7,23 @@ by class of operation: then a card has one efficiency of arithmetic and one of i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from benchmarks.models.workload import Workload
+from benchmarks.speeds.bert_programs import ApexO2, BertAdam
 from benchmarks.speeds.networks import NETWORKS
 from benchmarks.speeds.rows import Row
 from vdnn.hardware import HardwareProfile, HostFigures, load_profile
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal.rehearsal import OPTIMIZERS
 from vdnn.runtime.rehearsal.stage import stage
+
+Optimizer = torch.optim.Optimizer | BertAdam | ApexO2
+_OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {**OPTIMIZERS, "bert_adam": BertAdam, "apex_o2": ApexO2}
 
 
 def step_ns(row: Row, *, plain: bool = False) -> int:
@@ -28,23 +32,27 @@ def step_ns(row: Row, *, plain: bool = False) -> int:
     profile = load_profile(row.card)
     host = None if plain else HostFigures.of(profile)
     if plain:
-        profile = replace(profile, efficiency={}, fill_ns={}, sources=_sources_of_peaks(profile))
+        profile = replace(profile, efficiency={}, fill_ns={}, tile_overhead={}, sources=_sources_of_peaks(profile))
     with VirtualMachine(profile, host=host) as machine, stage(machine), _precision_of(row):
         workload = NETWORKS[row.network](row.batch)
         if row.channels_last:
             inputs = tuple(one.to(memory_format=torch.channels_last) for one in workload.inputs)
             workload = workload._replace(inputs=inputs)
             workload.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        optimizer = OPTIMIZERS[row.optimizer](workload.model.parameters()) if row.optimizer else None
+        if row.optimizer == "apex_o2":
+            workload.model.half()
+        optimizer = _OPTIMIZERS[row.optimizer](workload.model.parameters()) if row.optimizer else None
         _step(workload, optimizer, row)
         begin_ns, issued_ns = machine.now_ns, machine.issued_ns
         _step(workload, optimizer, row)
         return max(machine.now_ns - begin_ns, machine.issued_ns - issued_ns)
 
 
-def _step(workload: Workload, optimizer: torch.optim.Optimizer | None, row: Row) -> None:
-    with torch.autocast("cuda", torch.float16, enabled=row.precision == "float16"):
-        loss = workload.loss(workload.model(*workload.inputs))
+def _step(workload: Workload, optimizer: Optimizer | None, row: Row) -> None:
+    is_autocast = row.precision == "float16" and row.optimizer != "apex_o2"
+    with torch.autocast("cuda", torch.float16, enabled=is_autocast):
+        out = workload.model(*workload.inputs)
+        loss = workload.loss(out.float() if row.optimizer == "apex_o2" else out)
     loss.backward()  # type: ignore[no-untyped-call]
     if optimizer is not None:
         optimizer.step()
@@ -67,5 +75,5 @@ def _precision_of(row: Row) -> Iterator[None]:
 
 
 def _sources_of_peaks(profile: HardwareProfile) -> dict[str, str]:
-    by_class = ("efficiency.", "fill_ns.")
+    by_class = ("efficiency.", "fill_ns.", "tile_overhead.")
     return {name: source for name, source in profile.sources.items() if not name.startswith(by_class)}

@@ -210,7 +210,9 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 
 def test_an_unknown_figure_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"source_of: expected one of memory_bytes, .*flop_per_s.float64, got 'speed'"):
+    with pytest.raises(
+        ValueError, match=r"source_of: expected one of memory_bytes, .*convolution.float32, got 'speed'"
+    ):
         load_profile("titan-x").source_of("speed")
 
 
@@ -347,7 +349,7 @@ def test_figures_made_in_a_program_are_checked_too() -> None:
 
 def with_classes(figure: str, key: str, value: object) -> dict[str, Any]:
     content = content_of("v100-16")
-    content["figures"][figure][key] = {"value": value, "source": "a source for this test"}
+    content["figures"].setdefault(figure, {})[key] = {"value": value, "source": "a source for this test"}
     return content
 
 
@@ -368,6 +370,8 @@ def test_figures_by_class_have_sources_and_stand_for_narrower_classes() -> None:
         ("efficiency", "product.int8", 0.5, "efficiency: expected a class and a dtype of flop_per_s, as in conv"),
         ("fill_ns", "product.float32", 0, "fill_ns.product.float32: expected a whole number above zero, got 0"),
         ("fill_ns", "batch_normalization", 10, "fill_ns: expected a class and a dtype of flop_per_s, as in conv"),
+        ("tile_overhead", "product.float16", 0, "tile_overhead.product.float16: expected a whole number above zero"),
+        ("tile_overhead", "convolution.float16", 9, "tile_overhead: expected a class and a dtype of flop_per_s"),
     ],
 )
 def test_a_wrong_figure_by_class_is_refused(tmp_path: Path, figure: str, key: str, value: object, said: str) -> None:

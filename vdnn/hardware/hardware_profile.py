@@ -18,6 +18,7 @@ from vdnn.hardware.operation_classes import (
     COMPUTE_CLASSES,
     FILLED_CLASSES,
     MOST_EFFICIENCY,
+    TILED_CLASSES,
 )
 
 # The keys that flop_per_s may have. "tf32" is not a dtype of torch: it is how tensor cores multiply float32.
@@ -33,7 +34,7 @@ WHOLE_FIGURES = (
 )
 FRACTIONS = ("compute_efficiency", "bandwidth_efficiency")
 # Figures by class of operation, which a profile may lack: see operation_classes.py.
-BY_CLASS = ("efficiency", "fill_ns")
+BY_CLASS = ("efficiency", "fill_ns", "tile_overhead")
 # Figures of the host that the card is in, which a profile may lack. Bytes and bytes per second, and a count of cores.
 HOST_FIGURES = ("memory_bytes", "memory_bytes_per_s", "step_bytes_per_s", "cores")
 
@@ -56,7 +57,8 @@ class HardwareProfile:
     `compute_efficiency` and `bandwidth_efficiency` are the fractions of them that a good kernel reaches.
     `duplex_bytes_per_s` is the sum of both directions of the link while both are busy. `efficiency` and `fill_ns` are
     by class of operation, as in "convolution.tf32": a fraction of the peak in place of those above, and the time in
-    which a kernel fills and drains the card. By that time small operations lose efficiency.
+    which a kernel fills and drains the card. By that time small operations lose efficiency. `tile_overhead` is by class
+    too: how much longer the inner dimension of a product seems, because each tile of the result begins and ends.
 
     `host` has the figures of a usual host of the card: the `memory_bytes` of it, the rate `memory_bytes_per_s` that its
     memory reaches, and `step_bytes_per_s`, how much of that an optimizer's step on all of its `cores` uses alone.
@@ -82,6 +84,7 @@ class HardwareProfile:
     sources: Mapping[str, str] = field(hash=False, repr=False)
     efficiency: Mapping[str, float] = field(default_factory=dict, hash=False)
     fill_ns: Mapping[str, int] = field(default_factory=dict, hash=False)
+    tile_overhead: Mapping[str, int] = field(default_factory=dict, hash=False)
     host: Mapping[str, int] = field(default_factory=dict, hash=False)
     cards: Mapping[str, int] = field(default_factory=dict, hash=False)
     issue_ns: Mapping[str, int] = field(default_factory=dict, hash=False)
@@ -162,9 +165,10 @@ class HardwareProfile:
             else:
                 self._check_class("efficiency", key, COMPUTE_CLASSES)
                 self._check_fraction(f"efficiency.{key}", value, most=MOST_EFFICIENCY)
-        for key, nanoseconds in self.fill_ns.items():
-            self._check_class("fill_ns", key, FILLED_CLASSES)
-            self._check_whole(f"fill_ns.{key}", nanoseconds)
+        for figure, classes in (("fill_ns", FILLED_CLASSES), ("tile_overhead", TILED_CLASSES)):
+            for key, value in getattr(self, figure).items():
+                self._check_class(figure, key, classes)
+                self._check_whole(f"{figure}.{key}", value)
 
     def _check_class(self, figure: str, key: str, classes: tuple[str, ...]) -> None:
         name, _, dtype = key.partition(".")

@@ -12,6 +12,7 @@ COMPUTE_CLASSES = (
     "attention",
     "convolution",
     "convolution_3x3",  # of stride 1: Winograd's algorithm multiplies less often than is counted
+    "convolution_1x1",
     "convolution_channels_last",
     "convolution_few_channels",  # fewer than 8 input channels
     "convolution_few_channels_last",  # the same, channels last
@@ -24,5 +25,7 @@ LAYOUT_CONVERSION = "layout_conversion"
 BANDWIDTH_CLASSES = ("elementwise", "normalization", "batch_normalization", LAYOUT_CONVERSION)
 # Kernels of these take `fill_ns` in addition.
 FILLED_CLASSES = ("product", "attention", "convolution")
+# Kernels of these take `tile_overhead` columns of their inner dimension in addition.
+TILED_CLASSES = ("product",)
 # The multiplications of a 3 x 3 convolution, over those of Winograd's F(4 x 4, 3 x 3).
 MOST_EFFICIENCY = 4.0

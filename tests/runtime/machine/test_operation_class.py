@@ -11,7 +11,7 @@ from torch import nn
 
 from vdnn.hardware import HardwareProfile, load_profile
 from vdnn.runtime.machine import roofline
-from vdnn.runtime.machine.operation_class import converted_maps
+from vdnn.runtime.machine.operation_class import converted_maps, padded_share
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
 
@@ -160,3 +160,80 @@ def test_each_gradient_of_a_convolution_converts_its_own_two_maps(of_input: bool
     converted = converted_maps("convolution_backward", (gradient, x, weight, *geometry), made)
     assert len(converted) == maps
     assert all(one.shape == x.shape for one in converted)
+
+
+def test_a_product_of_a_short_inner_dimension_pays_for_the_begin_and_the_end_of_its_tiles() -> None:
+    plain = profile_with()
+    overhead = replace(
+        plain,
+        tile_overhead={"product.float32": 100},
+        sources={**plain.sources, "tile_overhead.product.float32": "test"},
+    )
+    for inner in (128, 4096):
+
+        def layer(inner: int = inner) -> nn.Module:
+            return nn.Linear(inner, 4096, bias=False)
+
+        with_ns, without_ns = (
+            forward_ns(one, layer, 8192, inner) - plain.kernel_launch_ns for one in (overhead, plain)
+        )
+        assert with_ns == pytest.approx(without_ns * (1 + 100 / inner), rel=1e-3)
+
+
+def test_kernels_on_tensor_cores_compute_whole_tiles() -> None:
+    profile = load_profile("a100-80")
+
+    def ns(outputs: int, dtype: torch.dtype) -> int:
+        with VirtualMachine(profile) as machine, torch.no_grad():
+            x, weight = torch.empty(8192, 8192, dtype=dtype), torch.empty(8192, outputs, dtype=dtype)
+            begin_ns = machine.now_ns
+            torch.mm(x, weight)
+            return machine.now_ns - begin_ns
+
+    assert ns(4033, torch.float16) == pytest.approx(ns(4096, torch.float16), rel=1e-3)
+    assert ns(4032, torch.float16) < 0.99 * ns(4033, torch.float16)
+    assert ns(4033, torch.float32) < 0.99 * ns(4096, torch.float32)  # not on tensor cores
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "forward", "backward"),
+    [
+        (64, 64, 1.0, 1.0),
+        (128, 32, 2.0, (1.0 + 2.0) / 2),  # the gradient of the input has 128 columns, that of the weight 32 rows
+        (96, 64, 1.0, (128 / 96 + 896 / 864) / 2),  # 864 columns of the weight's gradient
+        (3, 64, 1.0, 1.0),  # a class of its own
+    ],
+)
+def test_a_convolution_is_padded_to_whole_tiles(inputs: int, outputs: int, forward: float, backward: float) -> None:
+    x, weight = torch.empty(2, inputs, 8, 8), torch.empty(outputs, inputs, 3, 3)
+    rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    assert padded_share("convolution", (x, weight, None, *rest)) == pytest.approx(forward)
+    both = (torch.empty(2, outputs, 8, 8), x, weight, None, *rest, [True, True, False])
+    assert padded_share("convolution_backward", both) == pytest.approx(backward)
+
+
+def test_each_gradient_of_a_grouped_convolution_takes_what_its_forward_pass_takes() -> None:
+    profile = profile_with({"convolution_grouped.float32": 0.001})  # so slow that arithmetic decides
+
+    def times(groups: int) -> tuple[int, int]:
+        with VirtualMachine(profile) as machine:
+            layer = nn.Conv2d(64, 64, 3, padding=1, groups=groups, bias=False)
+            x = torch.empty(8, 64, 32, 32, requires_grad=True)
+            begin_ns = machine.now_ns
+            out = layer(x)
+            between_ns = machine.now_ns
+            out.backward(torch.empty_like(out))
+            launch_ns = profile.kernel_launch_ns
+            return between_ns - begin_ns - launch_ns, machine.now_ns - between_ns - launch_ns
+
+    for groups in (2, 64):
+        forward_pass_ns, backward_pass_ns = times(groups)
+        assert backward_pass_ns == pytest.approx(2 * forward_pass_ns, rel=0.01)
+
+
+def test_maps_of_a_depthwise_convolution_are_not_converted() -> None:
+    x, weight = torch.empty(2, 64, 8, 8), torch.empty(64, 1, 3, 3)
+    rest = ([1, 1], [1, 1], [1, 1], False, [0, 0])
+    assert converted_maps("convolution", (x, weight, None, *rest, 64), x) == []
+    dense = torch.empty(64, 64, 3, 3)
+    assert len(converted_maps("convolution", (x, dense, None, *rest, 1), x)) == 2

@@ -76,7 +76,7 @@ def test_what_was_there_before_can_be_counted_too() -> None:
 
 
 def test_time_is_arithmetic_or_traffic_whichever_is_longer() -> None:
-    profile = load_profile("titan-x")
+    profile = load_profile("p100")
     with VirtualMachine(profile) as machine:
         a, b = torch.empty(4096, 4096), torch.empty(4096, 4096)
         begin = machine.now_ns

@@ -32,14 +32,16 @@ def bandwidth_class(name: str) -> str:
 
 
 def converted_maps(name: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
-    """The maps whose layout cuDNN changes for a convolution on tensor cores: none if its input is channels last.
+    """The maps whose layout cuDNN changes for a convolution on tensor cores: none if its input is channels last, or if
+    it is depthwise, because torch has kernels without tensor cores for that (DepthwiseConv2d.cu).
 
     A backward pass is two calls of cuDNN, each of which converts the gradient of the output for itself.
     """
     if name not in _CONVOLUTIONS:
         return []
-    x = _CONVOLUTIONS[name](*args).x
-    if x.dim() != _DIMENSIONS or _is_channels_last(x):
+    found = _CONVOLUTIONS[name](*args)
+    x = found.x
+    if x.dim() != _DIMENSIONS or _is_channels_last(x) or _is_depthwise(found):
         return []
     if name != "convolution_backward":
         return [x, out]
@@ -50,6 +52,42 @@ def converted_maps(name: str, args: tuple[Any, ...], out: Any) -> list[torch.Ten
 def kernel_count(name: str, args: tuple[Any, ...]) -> int:
     """The number of kernels with arithmetic: two gradients, of the input and of the weight, take one each."""
     return max(1, sum(args[-1][:2])) if name == "convolution_backward" else 1
+
+
+def inner_size(name: str, args: tuple[Any, ...]) -> int | None:
+    """The size of the dimension that a product of matrices adds up, or None for another operation."""
+    place = _LEFT.get(name)
+    return None if place is None else max(1, int(args[place].shape[-1]))
+
+
+def padded_share(name: str, args: tuple[Any, ...]) -> float:
+    """The share that tensor cores multiply of what was asked for: a kernel computes whole tiles of its result.
+
+    Convolutions in groups, and those of few channels, have classes of their own.
+    """
+    if name in _CONVOLUTIONS:
+        found = _CONVOLUTIONS[name](*args)
+        outputs, inputs = map(int, found.weight.shape[:2])
+        if found.groups > 1 or inputs < _FEW_CHANNELS:
+            return 1.0
+        if name != "convolution_backward":
+            return _padding(outputs)
+        of_input, of_weight = args[-1][:2]
+        columns = int(found.weight[0].numel())
+        shares = [_padding(inputs)] * of_input + [_padding(outputs) * _padding(columns)] * of_weight
+        return sum(shares) / max(1, len(shares))
+    left = _LEFT.get(name)
+    return 1.0 if left is None else _padding(args[left].shape[-2]) * _padding(args[left + 1].shape[-1])
+
+
+def _padding(size: int) -> float:
+    return -(-size // _TILE) * _TILE / max(1, size)
+
+
+# The side of cuBLAS's smallest tile on tensor cores (NVIDIA, Matrix Multiplication Background User's Guide).
+_TILE = 64
+# The place of the left matrix. The right one is next.
+_LEFT = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 
 
 class _Convolution(NamedTuple):
@@ -69,20 +107,25 @@ def _of_backward(*args: Any) -> _Convolution:
     return _Convolution(args[1], args[2], args[4], args[9])
 
 
+# With stride 1.
+_BY_KERNEL: dict[tuple[int, ...], tuple[str, ...]] = {(3, 3): ("convolution_3x3",), (1, 1): ("convolution_1x1",)}
 _CONVOLUTIONS = {"convolution": _of_forward, "_convolution": _of_forward, "convolution_backward": _of_backward}
 
 
 def _convolution_classes(found: _Convolution) -> tuple[str, ...]:
     channels = found.x.shape[1]
     if found.groups > 1:
-        is_depthwise = found.groups == channels
-        return ("convolution_depthwise", "convolution_grouped") if is_depthwise else ("convolution_grouped",)
+        by_depth = ("convolution_depthwise",) if _is_depthwise(found) else ()
+        return (*by_depth, "convolution_grouped")
     is_last = _is_channels_last(found.x)
     if channels < _FEW_CHANNELS:
         return (*(("convolution_few_channels_last",) if is_last else ()), "convolution_few_channels")
-    is_3x3 = tuple(found.weight.shape[2:]) == (3, 3) and set(found.stride) == {1}
-    by_kernel = ("convolution_3x3",) if is_3x3 else ()
+    by_kernel = _BY_KERNEL.get(tuple(found.weight.shape[2:]), ()) if set(found.stride) == {1} else ()
     return ("convolution_channels_last", *by_kernel) if is_last else by_kernel
+
+
+def _is_depthwise(found: _Convolution) -> bool:
+    return 1 < found.groups == found.x.shape[1]
 
 
 def _is_channels_last(x: torch.Tensor) -> bool:

@@ -1,10 +1,10 @@
 """The time of an operation on given hardware: the longer of its arithmetic and its memory traffic, plus its launch.
 
-Arithmetic follows torch's own FLOP formulas. Traffic is the bytes that the operation reads and writes, each tensor
-once. How much of the card's peaks an operation reaches depends on its class (operation_class.py), and a product or a
-convolution takes the time in addition in which its kernel fills the card. Views and bare allocations take no time.
-Measured times differ. The model promises that a step takes the same time on every machine that simulates it, and that
-the proportions of layers are right.
+Arithmetic follows torch's own FLOP formulas, and traffic is what kernels read and write (memory_traffic.py). How much
+of the card's peaks an operation reaches depends on its class (operation_class.py). A product or a convolution takes the
+time in addition in which its kernel fills the card, and a product that in which its tiles begin and end. Views and bare
+allocations take no time. Measured times differ. The model promises that a step takes the same time on every machine
+that simulates it, and that the proportions of layers are right.
 """
 
 from __future__ import annotations
@@ -13,11 +13,19 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from vdnn.hardware import HardwareProfile
 from vdnn.hardware.operation_classes import LAYOUT_CONVERSION
-from vdnn.runtime.machine.operation_class import bandwidth_class, compute_classes, converted_maps, kernel_count
+from vdnn.runtime.machine.memory_traffic import touched_bytes, traffic_bytes
+from vdnn.runtime.machine.operation_class import (
+    bandwidth_class,
+    compute_classes,
+    converted_maps,
+    inner_size,
+    kernel_count,
+    padded_share,
+)
 
 _DTYPE_NAMES = {
     torch.float64: "float64",
@@ -43,18 +51,27 @@ def operation_ns(profile: HardwareProfile, func: Any, args: tuple[Any, ...], kwa
     written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
     if not tensors and not written:
         return 0
-    traffic = sum(_touched_bytes(tensor) for tensor in tensors) + sum(_touched_bytes(tensor) for tensor in written)
     name = packet.__name__
     reached = profile.bandwidth_efficiency_of(bandwidth_class(name))
+    traffic = traffic_bytes(func, args, kwargs, out)
     traffic_ns = traffic / (profile.memory_bytes_per_s * reached) * 1e9
     flop = _flop(packet, args, kwargs, out)
     if not flop:
         return round(traffic_ns) + profile.kernel_launch_ns
     classes, dtype = compute_classes(name, args), _dtype_of(profile, name, tensors)
     arithmetic_ns = flop / (profile.flop_per_s[dtype] * profile.compute_efficiency_of(classes, dtype)) * 1e9
+    arithmetic_ns *= _tile_factor(profile, name, args, f"{classes[-1]}.{dtype}")
+    if dtype in _TENSOR_CORES:
+        arithmetic_ns *= padded_share(name, args)
     fill_ns = profile.fill_ns.get(f"{classes[-1]}.{dtype}", 0) * kernel_count(name, args)
     converting_ns = _converting_ns(profile, name, args, out) if dtype in _TENSOR_CORES else 0.0
     return round(max(traffic_ns, arithmetic_ns) + converting_ns) + fill_ns + profile.kernel_launch_ns
+
+
+def _tile_factor(profile: HardwareProfile, name: str, args: tuple[Any, ...], key: str) -> float:
+    """How much longer a product takes because each of its tiles begins and ends: by more if they are short."""
+    overhead, inner = profile.tile_overhead.get(key, 0), inner_size(name, args)
+    return 1 + overhead / inner if inner else 1.0
 
 
 def runs_on_tensor_cores(profile: HardwareProfile, name: str, args: tuple[Any, ...]) -> bool:
@@ -67,7 +84,7 @@ def _converting_ns(profile: HardwareProfile, name: str, args: tuple[Any, ...], o
     reached = profile.efficiency.get(LAYOUT_CONVERSION)
     if reached is None:
         return 0.0
-    moved = 2 * sum(_touched_bytes(one) for one in converted_maps(name, args, out))
+    moved = 2 * sum(touched_bytes(one) for one in converted_maps(name, args, out))
     return moved / (profile.memory_bytes_per_s * reached) * 1e9
 
 
@@ -78,17 +95,13 @@ def _flop(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) 
         return int(sdpa_flop_count(*(one.shape for one in args[:3])))  # type: ignore[no-untyped-call]
     if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
         return int(sdpa_backward_flop_count(*(one.shape for one in args[:4])))  # type: ignore[no-untyped-call]
+    if name == "convolution_backward":
+        # torch's formula counts the gradient of a grouped weight once for each group. Each of both takes what the
+        # forward pass takes.
+        gradient, x, weight = args[:3]
+        of_one = conv_flop_count(list(x.shape), list(weight.shape), list(gradient.shape), transposed=args[7])
+        return int(of_one * sum(args[-1][:2]))
     return int(flop_registry[packet](*args, **kwargs, out_val=out)) if packet in flop_registry else 0
-
-
-def _touched_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of distinct elements: an expanded dimension counts once."""
-    if tensor.is_nested and tensor.layout is torch.strided:  # a nested tensor has no shape
-        return int(tensor.numel() * tensor.itemsize)
-    touched = tensor.itemsize
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if tensor.layout is torch.strided else ():
-        touched *= int(size) if stride else 1
-    return int(touched)
 
 
 def _dtype_of(profile: HardwareProfile, operation: str, tensors: list[torch.Tensor]) -> str:
