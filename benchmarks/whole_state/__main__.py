@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.progress import Progress
-from benchmarks.whole_state.cells import SHARES, Cell, all_ladders, cell_names, cell_of, run_ladder
+from benchmarks.whole_state.cells import SHARES, Cell, all_trainings, cell_names, cell_of, run_cells
 from benchmarks.whole_state.headlines import headlines
 from benchmarks.whole_state.table import table_of
 
@@ -57,13 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(part: str, jsonl: Path) -> None:
     index, count = map(int, part.split("/"))
     known = {cell.name for cell in read_cells(jsonl)}
-    ladders = [one for place, one in enumerate(all_ladders()) if place % count == index - 1]
-    progress = Progress("whole_state", len(ladders))
-    for model, machine in ladders:
+    trainings = [one for place, one in enumerate(all_trainings()) if place % count == index - 1]
+    progress = Progress("whole_state", len(trainings))
+    for model, machine in trainings:
         progress.begin(f"{model.name} on {machine.name}")
         if all(f"{model.name} on {machine.name} at {share:.0%}" in known for share in SHARES):
             continue
-        for cell in run_ladder(model, machine):
+        for cell in run_cells(model, machine):
             with jsonl.open("a") as file:
                 file.write(json.dumps(cell.record()) + "\n")
 

@@ -72,7 +72,7 @@ def cell_of(record: dict[str, object]) -> Cell:
     return Cell(**values)  # type: ignore[arg-type]
 
 
-def all_ladders() -> Iterator[tuple[Decoder, Machine]]:
+def all_trainings() -> Iterator[tuple[Decoder, Machine]]:
     """In an order in which every model and machine comes early."""
     for turn in range(len(MACHINES)):
         for place, model in enumerate((*reversed(MODELS[:6]), *MODELS[6:])):
@@ -80,14 +80,14 @@ def all_ladders() -> Iterator[tuple[Decoder, Machine]]:
 
 
 def cell_names() -> list[str]:
-    return [f"{model.name} on {machine.name} at {share:.0%}" for model, machine in all_ladders() for share in SHARES]
+    return [f"{model.name} on {machine.name} at {share:.0%}" for model, machine in all_trainings() for share in SHARES]
 
 
 def tokens_of(model: Decoder) -> int:
     return _TOKENS_OF_THE_LARGEST if model.weights > 50e9 else _TOKENS
 
 
-def run_ladder(model: Decoder, machine: Machine) -> Iterator[Cell]:
+def run_cells(model: Decoder, machine: Machine) -> Iterator[Cell]:
     """The cells of one training on one machine, from the smallest budget on. The plans of a budget are starts for the
     next one: what fits there fits here."""
     starts: dict[Allowed, list[Placement]] = {EXACT: [], FREE: []}

@@ -1,4 +1,4 @@
-// The ladder of budgets, and every plan of a very short step.
+// The series of smaller budgets, and every plan of a very short step.
 #include "planning/move_search.h"
 
 #include <algorithm>
@@ -17,7 +17,8 @@ constexpr double most_effort = 12'000'000;
 constexpr std::int64_t most_evaluations = 20'000;
 constexpr double least_evaluations = 600;
 constexpr double least_share = 0.25;  // of the least, for a quick search
-constexpr std::int64_t rungs = 12;    // of the ladder, from the least budget to the one at which nothing is offloaded
+// The most smaller budgets that are searched, from the least one to the one at which nothing is offloaded.
+constexpr std::int64_t smaller_budgets = 12;
 constexpr std::int64_t long_stride = 4;
 // All plans of a step are tried if there are at most this many.
 constexpr std::int64_t most_tried = 4000;
@@ -55,12 +56,12 @@ class MoveSearch {
     if (best_.has_value()) return best_->moves;  // nothing is slowed down, so nothing can be faster
     const std::int64_t least = model_.shape().least_bytes();
     const std::int64_t most = model_.shape().most_bytes();
-    // A quick search of a long step has fewer evaluations on a rung than starts: it climbs fewer rungs.
+    // A quick search of a long step has fewer evaluations for each budget than starts: it skips some budgets.
     const auto count_of_starts = static_cast<std::int64_t>(starts.size() + orders_.size());
-    const std::int64_t stride = effort_ / (2 * rungs) < count_of_starts ? long_stride : 1;
-    for (std::int64_t rung = 0; rung < rungs; rung += stride) {
-      const std::int64_t rung_bytes = least + (most - least) * rung / rungs;
-      if (rung_bytes < budget_bytes_) search(rung_bytes, effort_ / (2 * rungs), starts);
+    const std::int64_t stride = effort_ / (2 * smaller_budgets) < count_of_starts ? long_stride : 1;
+    for (std::int64_t index = 0; index < smaller_budgets; index += stride) {
+      const std::int64_t smaller_bytes = least + (most - least) * index / smaller_budgets;
+      if (smaller_bytes < budget_bytes_) search(smaller_bytes, effort_ / (2 * smaller_budgets), starts);
     }
     search(budget_bytes_, effort_ / 2, starts);
     try_every_plan();
@@ -70,10 +71,10 @@ class MoveSearch {
   }
 
  private:
-  [[nodiscard]] std::vector<Choice> covers(std::int64_t rung_bytes) const {
+  [[nodiscard]] std::vector<Choice> covers(std::int64_t budget_bytes) const {
     std::vector<Choice> choices;
     choices.reserve(orders_.size());
-    for (const std::vector<std::int32_t>& order : orders_) choices.push_back({model_.cover(order, rung_bytes)});
+    for (const std::vector<std::int32_t>& order : orders_) choices.push_back({model_.cover(order, budget_bytes)});
     return choices;
   }
 
@@ -85,11 +86,11 @@ class MoveSearch {
     if (outcome.step_ns <= kept_ns_) add({outcome.step_ns, std::move(outcome.absences)});
   }
 
-  // Searches under one budget of the ladder. What it finds is a start on the next one.
-  void search(std::int64_t rung_bytes, std::int64_t effort, std::vector<Choice>& starts) {
-    LocalSearch local(model_, rung_bytes, kept_ns_, effort, before_);
+  // Searches under one budget of the series. The plan that it finds is a start for the next one.
+  void search(std::int64_t budget_bytes, std::int64_t effort, std::vector<Choice>& starts) {
+    LocalSearch local(model_, budget_bytes, kept_ns_, effort, before_);
     std::vector<Choice> choices = starts;
-    for (Choice& cover : covers(rung_bytes)) choices.push_back(std::move(cover));
+    for (Choice& cover : covers(budget_bytes)) choices.push_back(std::move(cover));
     std::optional<Found> found = local.run(choices);
     if (!found.has_value()) return;
     starts.push_back(found->choice);

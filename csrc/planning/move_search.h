@@ -1,7 +1,7 @@
 // Searches for the moves of one step: which storages are offloaded, and when each is released and reloaded.
 //
-// Local search from all gaps and from covers, on a ladder of budgets up to the requested one (a plan for less memory is
-// also a plan for more, so a larger budget is never slower); for very short steps also all plans. The shortest step
+// Local search from all gaps and from covers, under a series of budgets up to the requested one (a plan for less memory
+// is also a plan for more, so a larger budget is never slower); for very short steps also all plans. The shortest step
 // wins, and then its points are moved one by one.
 #pragma once
 

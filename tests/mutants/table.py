@@ -143,7 +143,7 @@ MUTANTS = [
             "peak_bytes + more_bytes <= budget_bytes:\n            return True",
             "peak_bytes <= budget_bytes:\n            return True",
         ),
-        ("runtime/steps/plan_table.py", "if len(self.rungs) > _MOST_RUNGS:", "if len(self.rungs) >= _MOST_RUNGS:"),
+        ("runtime/steps/plan_table.py", "if len(self.plans) > _MOST_PLANS:", "if len(self.plans) >= _MOST_PLANS:"),
         (
             "runtime/steps/recorder.py",
             "self._recompute_peak_bytes = max(self._recompute_peak_bytes, peak_bytes)",

@@ -10,7 +10,7 @@ from pathlib import Path
 from vdnn.report.page import page_of, plans_of_session
 from vdnn.report.run_folder import Run, read_run
 from vdnn.report.text_summary import text_summary
-from vdnn.step.plan_use import Followed, PlanUse, SizePlan, StepCount
+from vdnn.step.plan_use import Followed, PlanSummary, PlanUse, StepCount
 from vdnn.step.recording import SaveKey
 from vdnn.step.saved_step import SavedStep
 
@@ -18,8 +18,8 @@ HOSTILE = "<script>alert(1)</script>"
 KEY = SaveKey("AddmmBackward0", "layers.0", "float32", (256, 64), (64, 1), 0)
 USE = PlanUse(
     plans=(
-        SizePlan(1, KEY, 3 << 20, 1 << 20, 1.0314, 20),
-        SizePlan(2, replace(KEY, module=HOSTILE), 5 << 20, 0, 1.0, 4),
+        PlanSummary(1, KEY, 3 << 20, 1 << 20, 1.0314, 20),
+        PlanSummary(2, replace(KEY, module=HOSTILE), 5 << 20, 0, 1.0, 4),
     ),
     recorded=2,
     made=3,

@@ -13,7 +13,7 @@ from vdnn.report.run_folder import read_run
 from vdnn.report.saved_plan import save_training_report
 from vdnn.report.text_summary import text_summary
 from vdnn.report.training_pictures import dram_shares
-from vdnn.report.training_report import BusySpan, PlacedUnits, TaskMemory, TrainingReport, ladder_table
+from vdnn.report.training_report import BusySpan, PlacedUnits, TaskMemory, TrainingReport, batch_table
 
 MIB, MS = 1 << 20, 1_000_000
 UNITS = PlacedUnits(
@@ -104,6 +104,6 @@ def test_the_text_has_both_numbers_of_each_limit() -> None:
     assert "1.143 x of pure computing" in text
     assert "at most 5.26 % above the fastest possible plan" in text
     assert "clipped by the norm" in text
-    rows = ladder_table({8: REPORT, 16: "does not fit"}).splitlines()
+    rows = batch_table({8: REPORT, 16: "does not fit"}).splitlines()
     assert rows[1].split()[:2] == ["8", "132.00"]
     assert rows[2].split() == ["16", "does", "not", "fit"]

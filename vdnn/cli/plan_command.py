@@ -320,7 +320,7 @@ def add_training_options(command: argparse.ArgumentParser) -> None:
 
 
 def batches_of(text: str) -> list[int]:
-    """`--batch 4`, or `--batch 1,2,4` for a ladder."""
+    """`--batch 4`, or `--batch 1,2,4` for a table of several."""
     found = [part.strip() for part in str(text).split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in found):
         raise ValueError(f"--batch: expected a number, 1 or more, got {text}.")
@@ -374,7 +374,7 @@ def plan_whole_training(
 ) -> int:
     """Plans and prints. Returns the exit code."""
     from vdnn.report.saved_plan import save_training_report
-    from vdnn.report.training_report import TrainingReport, ladder_table
+    from vdnn.report.training_report import TrainingReport, batch_table
     from vdnn.runtime.rehearsal.rehearsal import subject_of
     from vdnn.runtime.rehearsal.training_ahead import TrainingAhead, terms_of
 
@@ -422,7 +422,7 @@ def plan_whole_training(
         return 0
     lines = [str(reports[-1])]
     if len(batches) > 1:
-        lines += ["", ladder_table(found)]
+        lines += ["", batch_table(found)]
     if options.largest_batch:
         lines.append(f"  largest batch: {_largest_batch(ahead, max(batches), on_progress)}")
     if options.largest_model:

@@ -43,11 +43,11 @@ from vdnn.runtime.session.offload import offload
 from vdnn.runtime.session.plan_folders import path_of, plan_folder
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps.plan_store import PlanFolder, TrainingIdentity, card_facts, refused, structure_of
-from vdnn.runtime.steps.plan_table import RungOrigin
+from vdnn.runtime.steps.plan_table import PlanOrigin
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
-from vdnn.step.stored_plans import Fact, StoredLadder, StoredPlans, StoredRecording, StoredRung
+from vdnn.step.stored_plans import Fact, StoredPlans, StoredRecording, StoredSizedPlan, StoredTable
 from vdnn.step.timeline import Timeline
 
 logger = logging.getLogger("vdnn")
@@ -247,7 +247,7 @@ def order_of(recording: Recording) -> str:
 
 
 def choose(proposals: list[Proposal], rank: int) -> Plan:
-    """Among the ranks whose steps equal this rank's, the plan of the one with the highest peak, the first of equals.
+    """Among the ranks whose steps equal this rank's, the plan of the one with the largest peak, the first of equals.
 
     This rank must have a plan."""
     order = proposals[rank].order
@@ -324,9 +324,9 @@ class RankPlans:
         """Replaces the plan of this rank. If that is not possible, a warning says so."""
         if self._folder is None:
             return
-        rung = StoredRung(0, plan, None, RungOrigin.RECORDED.value, 0, False, ())
-        ladder = StoredLadder(False, False, (StoredRecording(0, True, False),), (rung,))
-        self._folder.store(self._training, StoredPlans((recording,), (ladder,), (0,)))
+        sized_plan = StoredSizedPlan(0, plan, None, PlanOrigin.RECORDED.value, 0, False, ())
+        table = StoredTable(False, False, (StoredRecording(0, True, False),), (sized_plan,))
+        self._folder.store(self._training, StoredPlans((recording,), (table,), (0,)))
 
     def forget(self) -> None:
         """Removes the plan of this rank: it is not that of its steps, or gave a wrong value."""
@@ -335,10 +335,10 @@ class RankPlans:
 
 
 def _only_plan(path: Path, plans: StoredPlans) -> Plan:
-    rungs = [rung for ladder in plans.ladders for rung in ladder.rungs]
-    if len(rungs) != 1:
-        raise FormatError(where=str(path), problem=f"expected the one plan of a rank, got {len(rungs)}.")
-    return rungs[0].plan
+    sized_plans = [sized_plan for table in plans.tables for sized_plan in table.plans]
+    if len(sized_plans) != 1:
+        raise FormatError(where=str(path), problem=f"expected the one plan of a rank, got {len(sized_plans)}.")
+    return sized_plans[0].plan
 
 
 def _card(device: Any) -> tuple[Fact, Fact]:

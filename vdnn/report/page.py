@@ -26,7 +26,7 @@ from vdnn.report.run_folder import Run, read_run
 from vdnn.report.step_timeline import shown_timelines, summary_of
 from vdnn.report.storage_table import largest_storages
 from vdnn.step.json_form import save_text
-from vdnn.step.plan_use import PlanUse, SizePlan
+from vdnn.step.plan_use import PlanSummary, PlanUse
 from vdnn.step.saved_step import SavedStep
 
 _STORAGES = 12  # in the table of a step
@@ -381,7 +381,7 @@ def plans_of_session(use: PlanUse) -> str:
     return "<h3>The plans of the session</h3>" + said + (table(_COLUMNS, rows, "plans of the session") if rows else "")
 
 
-def _row(plan: SizePlan) -> Row:
+def _row(plan: PlanSummary) -> Row:
     return Row(
         (
             Entry(str(plan.kind), plan.kind),

@@ -245,7 +245,7 @@ def units_table(units: tuple[PlacedUnits, ...]) -> str:
     return aligned(rows, left=range(len(header)), indent="  ")
 
 
-def ladder_table(reports: dict[int, TrainingReport | str]) -> str:
+def batch_table(reports: dict[int, TrainingReport | str]) -> str:
     """One row for each batch: a report, or why there is no plan."""
     header = ("batch", "peak", "host", "step", "of computing", "above bound")
     rows = [header]

@@ -39,7 +39,7 @@ class StepCount:
 
 
 @dataclass(frozen=True, slots=True)
-class SizePlan:
+class PlanSummary:
     """One plan: for the kind of step with this number, and for steps that begin with saves up to the size of `first`.
     `saved_bytes` are those of a step of that size; `slowdown` is the predicted step time as a multiple of the time with
     everything kept; `steps` is how many steps followed the plan."""
@@ -58,7 +58,7 @@ class PlanUse:
     and `tightened` those of them that it made again for less memory, because a step took more than its plan said, or
     more was allocated before it. `last` is what the last finished step followed."""
 
-    plans: tuple[SizePlan, ...]
+    plans: tuple[PlanSummary, ...]
     recorded: int
     made: int
     tightened: int

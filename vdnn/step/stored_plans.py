@@ -19,7 +19,7 @@ from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording, SaveKey
 from vdnn.step.timeline import Timeline
 
-_FORM, _VERSION = "vdnn stored plans", 1
+_FORM, _VERSION = "vdnn stored plans", 2
 _LEVEL = 1  # of the compression
 _MOST_HEADER_BYTES = 16 << 20
 
@@ -54,7 +54,7 @@ class StoredRecording:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRung:
+class StoredSizedPlan:
     """A plan, and the step that it was made from, by its number in the file. `timeline` has the copies by which rates
     of the link were measured, and no marks."""
 
@@ -68,21 +68,21 @@ class StoredRung:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredLadder:
+class StoredTable:
     """The recorded steps and plans of one kind. `is_later`: of micro-batches that are not the first of their step."""
 
     is_later: bool
     records_all: bool
     recorded: tuple[StoredRecording, ...]
-    rungs: tuple[StoredRung, ...]
+    plans: tuple[StoredSizedPlan, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPlans:
-    """All that a file has besides its header. `order`: the ladders that the last steps followed, by their numbers."""
+    """The contents of a file behind its header. `order`: the numbers of the tables that the last steps followed."""
 
     recordings: tuple[Recording, ...]
-    ladders: tuple[StoredLadder, ...]
+    tables: tuple[StoredTable, ...]
     order: tuple[int, ...]
 
 

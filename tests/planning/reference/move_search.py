@@ -1,6 +1,6 @@
 """The readable form of csrc/planning/move_search.h: which storages are offloaded, and when each is away.
 
-Local search from all gaps and from covers, on a ladder of budgets up to the requested one (a plan for less memory is
+Local search from all gaps and from covers, under a series of budgets up to the requested one (a plan for less memory is
 also a plan for more, so a larger budget is never slower); for very short steps also all plans. The shortest step wins,
 and then its points are moved one by one. Effort is counted in evaluations, so the same recording gives the same plan on
 any machine.
@@ -25,7 +25,7 @@ from vdnn.step.recording import Recording
 _EFFORT = 12_000_000
 _MOST_EVALUATIONS, _LEAST_EVALUATIONS = 20_000, 600
 _LEAST_SHARE = 0.25  # of the least, for a quick search
-_RUNGS = 12  # of the ladder, from the least budget to the one at which nothing has to be offloaded
+_SMALLER_BUDGETS = 12  # the most that are searched, from the least one to the one at which nothing is offloaded
 _LONG_STRIDE = 4
 # All plans of a step are tried if there are at most this many.
 _MOST_TRIED = 4000
@@ -53,8 +53,8 @@ def best_moves(recording: Recording, costs: LinkCosts, budget_bytes: int, scale:
     orders = list(orders_of_leaving_out(compute_ns, gaps, costs))
     starts = list(all_gaps(gaps))
 
-    def covers(rung_bytes: int) -> list[Choice]:
-        return [Choice(model.cover(order, rung_bytes)) for order in orders]
+    def covers(smaller_bytes: int) -> list[Choice]:
+        return [Choice(model.cover(order, smaller_bytes)) for order in orders]
 
     def candidate(outcome: _C.StepOutcome) -> _Candidate:
         return _Candidate(outcome.step_ns, _bytes_of(gaps, outcome.absences), outcome.absences)
@@ -63,12 +63,12 @@ def best_moves(recording: Recording, costs: LinkCosts, budget_bytes: int, scale:
     candidates = [candidate(one) for one in at_once if one is not None and one.step_ns <= kept_ns]
     if candidates:
         return min(candidates).absences  # nothing is slowed down, so nothing can be faster
-    # A quick search of a long step has fewer evaluations on a rung than starts: it climbs fewer rungs.
-    stride = _LONG_STRIDE if effort // (2 * _RUNGS) < len(starts) + len(orders) else 1
-    for rung_bytes in (*_ladder(least, recording.peak_bytes, budget_bytes, stride), budget_bytes):
-        share = effort // 2 if rung_bytes == budget_bytes else effort // (2 * _RUNGS)
-        search = Search(model, gaps, rung_bytes, kept_ns, share)
-        found = search.run([*starts, *covers(rung_bytes)])
+    # A quick search of a long step has fewer evaluations for each budget than starts: it skips some budgets.
+    stride = _LONG_STRIDE if effort // (2 * _SMALLER_BUDGETS) < len(starts) + len(orders) else 1
+    for smaller_bytes in (*_smaller_budgets(least, recording.peak_bytes, budget_bytes, stride), budget_bytes):
+        share = effort // 2 if smaller_bytes == budget_bytes else effort // (2 * _SMALLER_BUDGETS)
+        search = Search(model, gaps, smaller_bytes, kept_ns, share)
+        found = search.run([*starts, *covers(smaller_bytes)])
         if found is not None:
             candidates.append(candidate(found.outcome))
             starts.append(found.choice)
@@ -85,12 +85,12 @@ def _bytes_of(gaps: Sequence[Gap], absences: Sequence[AbsenceTuple]) -> int:
     return sum(gaps[gap].nbytes for gap, _, _ in absences)
 
 
-def _ladder(least: int, most: int, budget_bytes: int, stride: int) -> Iterator[int]:
-    """The rungs below the budget, from the least of the step to its most. They do not depend on the budget."""
-    for rung in range(0, _RUNGS, stride):
-        rung_bytes = least + (most - least) * rung // _RUNGS
-        if rung_bytes < budget_bytes:
-            yield rung_bytes
+def _smaller_budgets(least: int, most: int, budget_bytes: int, stride: int) -> Iterator[int]:
+    """The budgets below `budget_bytes`, between the least of the step and its most. They do not depend on it."""
+    for index in range(0, _SMALLER_BUDGETS, stride):
+        smaller_bytes = least + (most - least) * index // _SMALLER_BUDGETS
+        if smaller_bytes < budget_bytes:
+            yield smaller_bytes
 
 
 def all_gaps(gaps: Sequence[Gap]) -> Iterator[Choice]:

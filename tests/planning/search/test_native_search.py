@@ -101,16 +101,16 @@ def test_a_known_choice_is_tried_first() -> None:
     assert known in make_plan_search(request, all_tried, with_strangers).recomputes()
 
 
-def test_a_quick_search_of_a_long_step_climbs_few_rungs() -> None:
-    """Its 150 evaluations, the fewest of a quick search, would be taken by the starts of all rungs."""
+def test_a_quick_search_of_a_long_step_skips_some_budgets() -> None:
+    """Its 150 evaluations, the fewest of a quick search, would be taken by the starts of all budgets."""
     recording = long_step(7, 1500, has_host=False)
     least, most = least_bytes(recording), recording.peak_bytes
-    request = PlanRequest(recording, _LINK, least + (most - least) // 4)  # above three of the twelve rungs
+    request = PlanRequest(recording, _LINK, least + (most - least) // 4)  # above three of the twelve smaller ones
     quick = make_plan_search(request, QUICK)
     assert quick.moves([]) == list(best_moves(*request, QUICK.moves))
     starts = 4 + 13  # choices with all gaps, and covers
     assert 100 < quick.evaluations <= 1 + 13 + starts + 150 // 2 + 150 // 4, (
-        "at once, on one rung, at the budget, moved"
+        "at once, at one smaller budget, at the budget, moved"
     )
 
 

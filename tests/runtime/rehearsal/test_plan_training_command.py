@@ -1,4 +1,4 @@
-"""`vdnn plan --training`: its output, its ladder, and the options that exclude each other."""
+"""`vdnn plan --training`: its output, its table of batches, and the options that exclude each other."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_table_says_what_lives_where(planned: Planned) -> None:
     assert header.split()[0] == "units"
 
 
-def test_a_ladder_has_a_row_for_each_batch_and_the_largest_follow(planned: Planned) -> None:
+def test_the_table_has_a_row_for_each_batch_and_the_largest_follow(planned: Planned) -> None:
     code, out, _ = planned(
         *("--batch", "4,8,4000", "--host", "64MiB", "--optimizer", "adamw", "--hardware", "rtx-4090"),
         *("--budget", "48MiB", "--largest-model", "--largest-batch", "--no-bound"),

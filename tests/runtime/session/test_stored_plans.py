@@ -200,8 +200,8 @@ def test_a_stale_or_damaged_file_is_refused_in_one_sentence_and_replaced(
 def test_a_stored_plan_that_contradicts_itself_is_refused(stored: Path, caplog: pytest.LogCaptureFixture) -> None:
     header, body = read_file(stored)
     plans = plan_store.unpacked(stored, body)
-    ladder = plans.ladders[0]
-    wrong = type(plans)(plans.recordings[:0], (ladder,), plans.order)
+    table = plans.tables[0]
+    wrong = type(plans)(plans.recordings[:0], (table,), plans.order)
     packed = plan_store.packed(wrong)
     with_version(stored)
     write_file(

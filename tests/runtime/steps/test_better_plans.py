@@ -29,7 +29,7 @@ from vdnn.runtime.session import offload
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps import better_plans, planner
 from vdnn.runtime.steps.better_plans import BetterPlans
-from vdnn.runtime.steps.plan_table import Rung
+from vdnn.runtime.steps.plan_table import SizedPlan
 from vdnn.user_warnings import VdnnWarning
 
 # Two evaluations for each of 14 choices of recomputes, and no finalist: its plan only moves.
@@ -56,10 +56,10 @@ def better_of(session: Session) -> BetterPlans:
 
 
 class Taken:
-    """Collects what sessions took over: the rung, its slowdown before, and the better plan."""
+    """Collects what sessions took over: the sized plan, its slowdown before, and the better plan."""
 
     def __init__(self) -> None:
-        self.pairs: list[tuple[Rung, float, PlannedStep]] = []
+        self.pairs: list[tuple[SizedPlan, float, PlannedStep]] = []
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Taken:
     """Each step begins when the search beside it has ended."""
     found, better = Taken(), BetterPlans.better
 
-    def awaited(self: BetterPlans) -> tuple[Rung, PlannedStep] | None:
+    def awaited(self: BetterPlans) -> tuple[SizedPlan, PlannedStep] | None:
         self.wait()
         pair = better(self)
         if pair is not None:
@@ -99,10 +99,10 @@ def test_a_better_plan_is_taken_over_between_steps(
     with caplog.at_level(logging.INFO, logger="vdnn"):
         ran, session, budget_bytes = trained(name, alone)
     assert taken.pairs
-    rung, slowdown, planned = taken.pairs[-1]
+    sized_plan, slowdown, planned = taken.pairs[-1]
     assert 1 < planned.slowdown < slowdown
     assert session.plan == planned.plan
-    assert rung.slowdown == planned.slowdown
+    assert sized_plan.slowdown == planned.slowdown
     assert "a better plan was found beside the training" in caplog.text
     assert ran.numbers == alone[name].numbers, "losses and gradients are those of plain"
     assert max(ran.peaks[2:]) <= budget_bytes
@@ -111,9 +111,9 @@ def test_a_better_plan_is_taken_over_between_steps(
 def test_it_is_the_plan_of_a_deep_search(alone: dict[str, Any], taken: Taken) -> None:
     trained("llama", alone)
     assert taken.pairs
-    for rung, _, planned in taken.pairs:
+    for sized_plan, _, planned in taken.pairs:
         budget_bytes = planned.plan.budget_bytes
-        deep = plan_step(rung.recording, profile_costs(load_profile("h100")), budget_bytes, Auto(DEEP))
+        deep = plan_step(sized_plan.recording, profile_costs(load_profile("h100")), budget_bytes, Auto(DEEP))
         assert planned.plan == deep.plan
 
 

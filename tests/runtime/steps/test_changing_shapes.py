@@ -155,8 +155,8 @@ def test_micro_batches_of_any_length_keep_within_the_budget(steps: int) -> None:
     ours = trained(lengths, budget_bytes, micro_batches=4)
     assert [peak for peak in ours.peaks if peak > budget_bytes] == []
     assert ours.session is not None
-    ladders = ours.session._engine.steps._plans._ladders  # type: ignore[union-attr]
-    assert sum(rung.steps for ladder in ladders.values() for rung in ladder.rungs) > 0
+    tables = ours.session._engine.steps._plans._tables  # type: ignore[union-attr]
+    assert sum(sized_plan.steps for table in tables.values() for sized_plan in table.plans) > 0
 
 
 def slowdowns(ours: Trained, lengths: list[int]) -> list[float]:
@@ -180,7 +180,7 @@ def test_sizes_that_grow_slowly_are_planned_ahead(last: int) -> None:
 
 
 @pytest.mark.slow
-def test_models_in_turn_have_ladders_of_their_own_and_room_for_the_state_of_later_optimizers() -> None:
+def test_models_in_turn_have_plan_tables_of_their_own_and_room_for_the_state_of_later_optimizers() -> None:
     """The state of an optimizer comes with its first step, which is the one that is recorded for the second model."""
     with VirtualMachine("rtx-4090") as machine:
         models = [
@@ -206,7 +206,7 @@ def test_models_in_turn_have_ladders_of_their_own_and_room_for_the_state_of_late
             optimizer.state.clear()
         session = vdnn.offload(budget=budget_bytes, device=machine, min_bytes=0)
         assert max(peaks(session)) <= budget_bytes
-        assert len(session._engine.steps._plans._ladders) == 2  # type: ignore[union-attr]
+        assert len(session._engine.steps._plans._tables) == 2  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

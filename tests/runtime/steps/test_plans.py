@@ -239,7 +239,7 @@ def test_two_models_in_turn_get_a_plan_each() -> None:
                     optimizer.step()
                     optimizer.zero_grad()
     assert session._engine.steps is not None
-    assert len(session._engine.steps._plans._ladders) == 2
+    assert len(session._engine.steps._plans._tables) == 2
     assert session._engine.steps.first_difference is None
 
 

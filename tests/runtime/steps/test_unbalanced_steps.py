@@ -131,7 +131,7 @@ def test_a_mask_that_is_large_at_one_size_only_skips_no_part_of_the_plan() -> No
                                 y = y + scores @ y
                         y.square().sum().backward()
                     session.step()
-            executors = [rung.executor for rung in session._engine.steps._plans.rungs]
+            executors = [sized_plan.executor for sized_plan in session._engine.steps._plans.plans]
             return max(executor.differences for executor in executors)
 
     small, large = 96, 160  # masks of 9 and of 25 KiB

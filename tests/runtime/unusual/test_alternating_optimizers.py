@@ -59,7 +59,7 @@ def test_under_the_least_budget_a_planned_step_takes_what_was_said(program: str)
 def test_what_outlives_a_step_does_not_keep_it_from_ending(program: str) -> None:
     session = trained(program, 9, budget="min")
     assert session._engine.steps is not None
-    assert len(session._engine.steps._plans._ladders) == 1
+    assert len(session._engine.steps._plans._tables) == 1
     assert session._engine.steps.first_difference is None
 
 

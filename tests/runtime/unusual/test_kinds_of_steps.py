@@ -88,7 +88,7 @@ def test_no_step_takes_more_than_the_least_once_the_kinds_are_known(
     followed = Followed(monkeypatch)
     session = trained(program, 10 if steps_a_round > 1 else 32, "min")
     assert session._engine.steps is not None
-    assert len(session._engine.steps._plans._ladders) == kinds
+    assert len(session._engine.steps._plans._tables) == kinds
     last = followed.steps[-12:]
     assert all(executor is not None for _, executor, _, _ in last)
     assert len({(kind, id(executor)) for kind, executor, _, _ in last}) == kinds
@@ -107,7 +107,7 @@ def test_no_step_takes_more_than_a_budget_in_bytes_once_the_kinds_are_known(
     followed.steps.clear()
     session = trained(program, 12 if steps_a_round > 1 else 40, budget_bytes)
     assert session._engine.steps is not None
-    assert len(session._engine.steps._plans._ladders) == kinds
+    assert len(session._engine.steps._plans._tables) == kinds
     assert [peak for _, _, peak, _ in followed.steps[-12:] if peak > budget_bytes] == []
 
 

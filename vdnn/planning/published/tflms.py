@@ -104,26 +104,25 @@ def _tuned(levels: _Levels, budget_bytes: int) -> Thresholds | None:
     return _first_met([replace(found, groupby=number) for number in range(1, levels.count)], passes) or found
 
 
-def _largest(ladder: Sequence[Thresholds], passes: Callable[[Thresholds], bool]) -> Thresholds:
+def _largest(settings: Sequence[Thresholds], passes: Callable[[Thresholds], bool]) -> Thresholds:
     """The last item that passes, found by bisection, as if all items before it passed. The first item passes."""
-    best, low, high = ladder[0], 1, len(ladder) - 1
+    best, low, high = settings[0], 1, len(settings) - 1
     while low <= high:
         middle = (low + high) // 2
-        if passes(ladder[middle]):
-            best, low = ladder[middle], middle + 1
+        if passes(settings[middle]):
+            best, low = settings[middle], middle + 1
         else:
             high = middle - 1
     return best
 
 
-def _first_met(ladder: Sequence[Thresholds], passes: Callable[[Thresholds], bool]) -> Thresholds | None:
-    """Tries the item at half of the ladder, then at a quarter and so on, and returns the first that passes, as TFLMS
-    does."""
-    high = len(ladder)
+def _first_met(settings: Sequence[Thresholds], passes: Callable[[Thresholds], bool]) -> Thresholds | None:
+    """Tries the item in the middle, then at a quarter and so on, and returns the first that passes, as TFLMS does."""
+    high = len(settings)
     while high > 0:
         middle = high // 2
-        if passes(ladder[middle]):
-            return ladder[middle]
+        if passes(settings[middle]):
+            return settings[middle]
         high = middle
     return None
 

@@ -1,4 +1,4 @@
-"""Better plans for rungs, which a deep search looks for beside the training.
+"""Better plans for sized plans, which a deep search looks for beside the training.
 
 A training waits for its plans, so they come from a quick search. Where such a plan makes the step longer, a deep search
 goes on with the same step, on a native thread that never holds Python's lock (csrc/planning/background_search.h). What
@@ -24,7 +24,7 @@ from vdnn.planning.search.auto import Auto, FoundPlans
 from vdnn.planning.search.effort import DEEP
 from vdnn.planning.search.plan_search import make_plan_search
 from vdnn.runtime.steps.executor import Executor
-from vdnn.runtime.steps.plan_table import Rung
+from vdnn.runtime.steps.plan_table import SizedPlan
 from vdnn.step.timeline import Timeline
 from vdnn.user_warnings import warn
 
@@ -32,15 +32,15 @@ logger = logging.getLogger("vdnn")
 
 # A plan is better if its step is shorter by more than this share: the steps in which the runtime learns it take longer.
 _WORTH = 0.001
-# So many searches for one rung are begun. A session that is entered in each step cancels them.
+# The most searches that are begun for one sized plan. A session that is entered in each step cancels them.
 _MOST_STARTS = 3
 
 
 class _Running(NamedTuple):
-    """A search, and the rung as it was when it began."""
+    """A search, and the sized plan with the executor that it had when the search began."""
 
     search: _C.BackgroundSearch
-    rung: Rung
+    sized_plan: SizedPlan
     executor: Executor
     request: PlanRequest
 
@@ -51,21 +51,30 @@ class BetterPlans:
     def __init__(self, policy: PlanPolicy, costs: Callable[[Timeline | None], LinkCosts]) -> None:
         self._auto = policy if isinstance(policy, Auto) else None
         self._costs = costs
-        self._waiting: deque[Rung] = deque()
+        self._waiting: deque[SizedPlan] = deque()
         self._starts: weakref.WeakKeyDictionary[Executor, int] = weakref.WeakKeyDictionary()
         self._running: list[_Running] = []  # at most one
         weakref.finalize(self, _cancel, self._running)  # also at the interpreter's end
 
-    def ask(self, rung: Rung) -> None:
-        """Looks for a better plan of this rung, which has got its plan now."""
-        if self._auto is None or rung.is_provisional or rung.is_over_somewhere or rung.recording.has_host:
+    def ask(self, sized_plan: SizedPlan) -> None:
+        """Looks for a better plan for a sized plan that was just made."""
+        if (
+            self._auto is None
+            or sized_plan.is_provisional
+            or sized_plan.is_over_somewhere
+            or sized_plan.recording.has_host
+        ):
             return
-        if rung.slowdown > 1 + _WORTH and rung.executor.plan.budget_bytes is not None and rung not in self._waiting:
-            self._waiting.append(rung)
+        if (
+            sized_plan.slowdown > 1 + _WORTH
+            and sized_plan.executor.plan.budget_bytes is not None
+            and sized_plan not in self._waiting
+        ):
+            self._waiting.append(sized_plan)
             self._start_next()
 
-    def better(self) -> tuple[Rung, PlannedStep] | None:
-        """Called between two steps: a rung and its better plan, if a search has found one. Does not block."""
+    def better(self) -> tuple[SizedPlan, PlannedStep] | None:
+        """Called between two steps: a sized plan and its better plan, if a search has found one. Does not block."""
         if not self._running:
             self._start_next()
             return None
@@ -75,12 +84,12 @@ class BetterPlans:
         self._running.clear()
         planned = None
         try:
-            if running.rung.executor is running.executor:  # it was not planned again meanwhile
+            if running.sized_plan.executor is running.executor:  # it was not planned again meanwhile
                 planned = self._planned(running)
         except Exception as error:
             self._give_up(error)
         self._start_next()
-        return None if planned is None else (running.rung, planned)
+        return None if planned is None else (running.sized_plan, planned)
 
     def wait(self) -> None:
         """Blocks until the search that runs is done."""
@@ -91,29 +100,31 @@ class BetterPlans:
     def stop(self) -> None:
         """Cancels the search that runs, and waits for its last evaluation. The next step begins it again."""
         for running in self._running:
-            self._waiting.appendleft(running.rung)
+            self._waiting.appendleft(running.sized_plan)
         _cancel(self._running)
         self._running.clear()
 
     def _start_next(self) -> None:
         while self._auto is not None and self._waiting and not self._running:
-            rung = self._waiting.popleft()
-            starts = self._starts.get(rung.executor, 0)
+            sized_plan = self._waiting.popleft()
+            starts = self._starts.get(sized_plan.executor, 0)
             if starts == _MOST_STARTS:
                 continue
-            self._starts[rung.executor] = starts + 1
-            request = PlanRequest(rung.recording, self._costs(rung.timeline), rung.executor.plan.budget_bytes)
+            self._starts[sized_plan.executor] = starts + 1
+            request = PlanRequest(
+                sized_plan.recording, self._costs(sized_plan.timeline), sized_plan.executor.plan.budget_bytes
+            )
             try:
                 search = _C.BackgroundSearch(make_plan_search(request, DEEP))
             except Exception as error:
                 self._give_up(error)
             else:
-                self._running.append(_Running(search, rung, rung.executor, request))
+                self._running.append(_Running(search, sized_plan, sized_plan.executor, request))
 
     def _planned(self, running: _Running) -> PlannedStep | None:
         """The best plan that fits, if it is worth a change. Raises what ended the search."""
         recording, costs, budget_bytes = running.request
-        most_ns = (1 - _WORTH) * running.rung.slowdown * recording.kept_ns
+        most_ns = (1 - _WORTH) * running.sized_plan.slowdown * recording.kept_ns
         for step_ns, chosen, absences in running.search.found:
             if step_ns > most_ns:
                 return None

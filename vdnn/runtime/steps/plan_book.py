@@ -1,8 +1,8 @@
-"""The plans that a session follows: a ladder for each kind of step, with a rung for each size.
+"""The plans that a session follows: a plan table for each kind of step, with a sized plan for each planned size.
 
-A step follows a rung of its expected kind: one that serves its size, one that is made for its size, or else the
-highest. If that kind has no ladder, the step is recorded to make one, as long as there is room; otherwise it follows a
-rung of a kind that began alike.
+A step follows a plan of its expected kind: one that serves its size, one that is made for its size, or else the
+largest. If that kind has no plan table, the step is recorded to make one, as long as there is room; otherwise it
+follows a plan of a kind that began alike.
 
 Executed steps are compared with their budget. If a step took more, the book plans again, for a budget that is smaller
 by the excess or for the memory that is resident now. It does so a bounded number of times, and logs each. A step that
@@ -29,7 +29,7 @@ from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.kinds import AlikeKinds, Begin, Kind, StepKinds, Unplannable
 from vdnn.runtime.steps.measurement import MeasuredStep, Over
 from vdnn.runtime.steps.plan_store import PlanFolder, PlanStore
-from vdnn.runtime.steps.plan_table import Ladder, Rung, RungOrigin, StepTally, is_mistaken, needs_plan
+from vdnn.runtime.steps.plan_table import PlanOrigin, PlanTable, SizedPlan, StepTally, is_mistaken, needs_plan
 from vdnn.runtime.steps.planner import BudgetPlanner, PlanMaker
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.steps.size_model import RecordedSizes
@@ -99,14 +99,14 @@ class PlanBook:
 
     def _begin(self) -> None:
         self._kinds = StepKinds()
-        self._ladders: dict[Kind, Ladder] = {}
+        self._tables: dict[Kind, PlanTable] = {}
         self._begins: dict[Kind, Begin] = {}  # of the steps of each kind
         self.tally = StepTally()
         self._made_before = 0  # at the last call of take_host_bytes()
         self._made_when_ended = 0  # when the step before ended
         self._was_last_quiet = False  # no plan was made in the last step
         self._made_when_stored = 0
-        self._restored = 0  # rungs of earlier runs
+        self._restored = 0  # sized plans of earlier runs
         self._asked_for: set[Begin] = set()  # of steps for which the store was asked
         self._order: deque[tuple[Begin, Kind]] = deque(maxlen=_REMEMBERED)
         self._maker = None if self._planner is None else PlanMaker(self._planner, self.tally)
@@ -127,66 +127,68 @@ class PlanBook:
         return None if latest is None else latest.plan
 
     @property
-    def rungs(self) -> list[Rung]:
-        return [rung for ladder in self._ladders.values() for rung in ladder.rungs]
+    def plans(self) -> list[SizedPlan]:
+        return [sized_plan for table in self._tables.values() for sized_plan in table.plans]
 
     @property
     def latest_recording(self) -> Recording | None:
-        """The step that the latest plan was made from; None if the plan is on no ladder any more."""
-        rung = self._latest_rung()
-        return None if rung is None else rung.recording
+        """The step that the latest plan was made from; None if no plan table has that plan any more."""
+        sized_plan = self._latest_plan()
+        return None if sized_plan is None else sized_plan.recording
 
     def predicted(self) -> tuple[Recording, Timeline] | None:
-        """The recording of the latest plan, and its predicted timeline; None if the plan is on no ladder any more."""
-        rung = self._latest_rung()
-        if rung is None or self._planner is None:
+        """The recording of the latest plan, and its predicted timeline; None if no plan table still has that plan."""
+        sized_plan = self._latest_plan()
+        if sized_plan is None or self._planner is None:
             return None
-        return rung.recording, simulate(rung.recording, rung.executor.plan, self._planner.costs(rung.timeline))
+        return sized_plan.recording, simulate(
+            sized_plan.recording, sized_plan.executor.plan, self._planner.costs(sized_plan.timeline)
+        )
 
-    def _latest_rung(self) -> Rung | None:
+    def _latest_plan(self) -> SizedPlan | None:
         maker = self._maker
-        return None if maker is None else next((one for one in self.rungs if one.executor is maker.latest), None)
+        return None if maker is None else next((one for one in self.plans if one.executor is maker.latest), None)
 
     # With more memory resident, such as an optimizer's state.
 
     @property
     def are_settled(self) -> bool:
         """True if the last step made no plan, and plans that vdnn made for good serve all kinds of steps."""
-        rungs = [ladder.rungs[-1] for ladder in self._ladders.values() if ladder.rungs]
-        is_for_good = not any(rung.is_provisional for rung in rungs)
-        is_for_good &= not any(ladder.is_of_other_state for ladder in self._ladders.values())
-        return self._was_last_quiet and bool(rungs) and is_for_good
+        plans = [table.plans[-1] for table in self._tables.values() if table.plans]
+        is_for_good = not any(sized_plan.is_provisional for sized_plan in plans)
+        is_for_good &= not any(table.is_of_other_state for table in self._tables.values())
+        return self._was_last_quiet and bool(plans) and is_for_good
 
     def fits_with(self, more_bytes: int) -> bool:
         """True if every planned step could be planned with this many more bytes resident."""
         planner = self._planner
         return planner is not None and all(
-            planner.is_feasible(with_more_resident(rung.recording, more_bytes)) for rung in self.rungs
+            planner.is_feasible(with_more_resident(sized_plan.recording, more_bytes)) for sized_plan in self.plans
         )
 
     def predicted_ns(self, more_bytes: int) -> int | None:
         """Predicts the mean time of the steps that plans serve, with this many more bytes resident. None if they do not
         fit the budget."""
         planner, total_ns, steps = self._planner, 0.0, 0
-        followed = sorted((one for one in self.rungs if one.steps), key=lambda one: one.steps)[-_MOST_COMPARED:]
+        followed = sorted((one for one in self.plans if one.steps), key=lambda one: one.steps)[-_MOST_COMPARED:]
         if planner is None or not self.fits_with(more_bytes):
             return None
-        for rung in followed:
-            slowdown = rung.slowdown
+        for sized_plan in followed:
+            slowdown = sized_plan.slowdown
             if more_bytes:
-                recording = with_more_resident(rung.recording, more_bytes)
+                recording = with_more_resident(sized_plan.recording, more_bytes)
                 try:
-                    slowdown = planner.planned(recording, rung.timeline, rung.tightened_bytes).slowdown
+                    slowdown = planner.planned(recording, sized_plan.timeline, sized_plan.tightened_bytes).slowdown
                 except VdnnError:
                     return None
-            total_ns += rung.steps * slowdown * rung.recording.kept_ns
-            steps += rung.steps
+            total_ns += sized_plan.steps * slowdown * sized_plan.recording.kept_ns
+            steps += sized_plan.steps
         return round(total_ns / steps) if steps else None
 
     @property
     def use(self) -> PlanUse | None:
         """For reports. None if the session makes no plans."""
-        return self.tally.plan_use(self._ladders.values()) if self.is_planning else None
+        return self.tally.plan_use(self._tables.values()) if self.is_planning else None
 
     @property
     def stored_lines(self) -> list[str]:
@@ -195,7 +197,7 @@ class PlanBook:
 
     @property
     def first_difference(self) -> str | None:
-        executors = [rung.executor for rung in self.rungs] if self._given is None else [self._given]
+        executors = [sized_plan.executor for sized_plan in self.plans] if self._given is None else [self._given]
         return next((one.first_difference for one in executors if one.first_difference), None)
 
     def forget_made(self) -> None:
@@ -222,8 +224,8 @@ class PlanBook:
         """Called when other training state is on the device from now on. Each kind of step follows its plan once more,
         is recorded meanwhile, and is planned anew. Such a step takes `more_bytes` that are not allocated when it
         begins."""
-        for ladder in self._ladders.values():
-            ladder.is_of_other_state, ladder.more_bytes = True, more_bytes
+        for table in self._tables.values():
+            table.is_of_other_state, table.more_bytes = True, more_bytes
 
     def stop_searching(self) -> None:
         """Cancels the search for better plans beside the training, until the next step."""
@@ -231,7 +233,7 @@ class PlanBook:
             self._maker.stop()
 
     def restore(self, keys: SaveKeys, modules: ModuleWatch, transport: Transport) -> None:
-        """Called at the begin of a step. Takes the ladders that an earlier run has stored for steps with this begin."""
+        """Called when a step begins. Takes the plan tables that an earlier run stored for steps that begin alike."""
         store, begin = self._store, keys.begin
         if store is None or begin is None or begin in self._asked_for:
             return
@@ -239,10 +241,10 @@ class PlanBook:
         stack = modules.stack()
         restored, order = store.restored(begin, stack[0] if stack else None, transport)
         kinds = [one.keys.kind for one in restored]
-        for kind, (known, ladder) in zip(kinds, restored, strict=True):
-            self._ladders[kind], self._begins[kind] = ladder, begin
+        for kind, (known, table) in zip(kinds, restored, strict=True):
+            self._tables[kind], self._begins[kind] = table, begin
             self._alike.add(kind, begin, known.saves)
-            self._restored += len(ladder.rungs)
+            self._restored += len(table.plans)
         self._kinds.learn((begin, kinds[number]) for number in (*range(len(kinds)), *order))
 
     @property
@@ -256,7 +258,7 @@ class PlanBook:
         """Writes the plans to the plan folder, if some were made since the last call."""
         if self._store is not None and self.tally.changes != self._made_when_stored:
             self._made_when_stored = self.tally.changes
-            self._store.store(self._ladders, self._begins, [kind for _, kind in self._order])
+            self._store.store(self._tables, self._begins, [kind for _, kind in self._order])
 
     def forget_stored(self) -> None:
         """Removes the plans from the plan folder, because one of them recomputed a wrong value."""
@@ -278,38 +280,38 @@ class PlanBook:
             return None
         maker.take_over()
         expected = self._kinds.expected(begin)
-        ladder = None if expected is None else self._ladders.get(expected.kind)
-        is_new = ladder is None
-        has_rung = ladder is not None and ladder.choose(first) is not None
-        if expected and not has_rung and self._unplannable.has(expected.kind, first, allocated_bytes):
+        table = None if expected is None else self._tables.get(expected.kind)
+        is_new = table is None
+        has_plan = table is not None and table.choose(first) is not None
+        if expected and not has_plan and self._unplannable.has(expected.kind, first, allocated_bytes):
             self.records_step = False
             return None
-        ladder = ladder or self._alike_ladder(begin)
-        if ladder is None:
+        table = table or self._alike_table(begin)
+        if table is None:
             self.records_step = is_new
             return None
-        is_new = is_new and len(self._ladders) < _MOST_KINDS
-        rung = self._best_rung(ladder, first, begin, maker)
-        self.records_step = is_new or rung is None or ladder.records_all or ladder.recorded.learns_from(first)
-        if rung is None and (ladder.is_far_below(first) or ladder.recorded.is_of_warm_up):
+        is_new = is_new and len(self._tables) < _MOST_KINDS
+        sized_plan = self._best_plan(table, first, begin, maker)
+        self.records_step = is_new or sized_plan is None or table.records_all or table.recorded.learns_from(first)
+        if sized_plan is None and (table.is_far_below(first) or table.recorded.is_of_warm_up):
             return None
-        is_served = rung is not None
-        if rung is None:
-            rung = ladder.rungs[-1]
-        allocated_bytes += ladder.more_bytes
-        if not is_served or not maker.can_hold(rung, allocated_bytes):
+        is_served = sized_plan is not None
+        if sized_plan is None:
+            sized_plan = table.plans[-1]
+        allocated_bytes += table.more_bytes
+        if not is_served or not maker.can_hold(sized_plan, allocated_bytes):
             allocated_bytes -= free_state()
-        rung.misfit_steps = max(0, rung.misfit_steps - 1)
-        self.records_step |= rung.is_provisional or rung.is_misfit or ladder.is_of_other_state
-        self.records_step |= ladder.deserves_own(rung, first) and maker.may_improve
-        maker.make_room(rung, allocated_bytes)
+        sized_plan.misfit_steps = max(0, sized_plan.misfit_steps - 1)
+        self.records_step |= sized_plan.is_provisional or sized_plan.is_misfit or table.is_of_other_state
+        self.records_step |= table.deserves_own(sized_plan, first) and maker.may_improve
+        maker.make_room(sized_plan, allocated_bytes)
         self._uses += 1
-        ladder.last_used = self._uses
-        rung.steps += 1
-        self.tally.chose(ladder, rung)
-        maker.latest = rung.executor
-        self.follows_stored = rung.is_stored
-        return rung.executor
+        table.last_used = self._uses
+        sized_plan.steps += 1
+        self.tally.chose(table, sized_plan)
+        maker.latest = sized_plan.executor
+        self.follows_stored = sized_plan.is_stored
+        return sized_plan.executor
 
     def take_host_bytes(self) -> int | None:
         """The most that a plan of this book offloads; None if no plan was made since the last call."""
@@ -317,26 +319,27 @@ class PlanBook:
         if made == self._made_before:
             return None
         self._made_before = made
-        return max((rung.executor.plan.offloaded_bytes for rung in self.rungs), default=None)
+        return max((sized_plan.executor.plan.offloaded_bytes for sized_plan in self.plans), default=None)
 
-    def _alike_ladder(self, begin: Begin) -> Ladder | None:
-        """The ladder of a kind with this begin, or with a similar one."""
+    def _alike_table(self, begin: Begin) -> PlanTable | None:
+        """The plan table of a kind with this begin, or with a similar one."""
         alike = [kind for kind, one in self._begins.items() if one.is_like(begin)]
         if not alike:
             return None
-        return self._ladders[max(alike, key=lambda kind: (self._begins[kind] == begin, self._ladders[kind].last_used))]
+        return self._tables[max(alike, key=lambda kind: (self._begins[kind] == begin, self._tables[kind].last_used))]
 
-    def _best_rung(self, ladder: Ladder, first: SaveKey, begin: Begin, maker: PlanMaker) -> Rung | None:
-        """The rung for steps with this first save. Makes a better one first, if recorded steps predict that step."""
-        rung = ladder.choose(first)
-        if rung is not None and not (rung.is_far_above(first) and maker.may_improve):
-            return rung
-        alike = [self._ladders[kind] for kind, one in self._begins.items() if one.is_like(begin)]
-        others = [one.recorded for one in alike if one is not ladder]
-        prediction = ladder.recorded.prediction_for(first, others, is_served=rung is not None)
+    def _best_plan(self, table: PlanTable, first: SaveKey, begin: Begin, maker: PlanMaker) -> SizedPlan | None:
+        """The sized plan for steps with this first save. Makes a better one first if recorded steps predict the
+        step."""
+        sized_plan = table.choose(first)
+        if sized_plan is not None and not (sized_plan.is_far_above(first) and maker.may_improve):
+            return sized_plan
+        alike = [self._tables[kind] for kind, one in self._begins.items() if one.is_like(begin)]
+        others = [one.recorded for one in alike if one is not table]
+        prediction = table.recorded.prediction_for(first, others, is_served=sized_plan is not None)
         if prediction is not None:
-            maker.make_for(prediction, ladder.rungs, ladder.add)
-        return ladder.choose(first)
+            maker.make_for(prediction, table.plans, table.add)
+        return table.choose(first)
 
     def tell_kind(self, keys: SaveKeys) -> None:
         """Called first when a step has ended. Finds the earlier kind whose plans its kind shares."""
@@ -345,11 +348,11 @@ class PlanBook:
             keys.kind = self._alike.kind_for(keys.kind, keys.begin, keys.saves)
 
     def require_foreseen_fit(self, keys: SaveKeys, resident_bytes: int, earlier_bytes: int) -> None:
-        """Raises BudgetError if a step with this begin is above all rungs, and over the budget under every plan. Graphs
-        of earlier steps hold `earlier_bytes` of the `resident_bytes`."""
+        """Raises BudgetError if a step with this begin is larger than all planned ones, and over the budget under every
+        plan. Graphs of earlier steps hold `earlier_bytes` of the `resident_bytes`."""
         if self._planner is None or keys.first is None:
             return
-        alike = [self._ladders[kind] for kind, begin in self._begins.items() if begin == keys.begin]
+        alike = [self._tables[kind] for kind, begin in self._begins.items() if begin == keys.begin]
         if len(alike) == 1:  # else the kind of the step is not known yet
             require_foreseen_fit(self._planner, alike[0], keys.first, resident_bytes, earlier_bytes)
 
@@ -358,7 +361,7 @@ class PlanBook:
         if self._planner is not None and keys.begin is not None:
             self._kinds.ended(keys.begin, keys.kind)
             self._order.append((keys.begin, keys.kind))
-            self.tally.ended(keys.first, self._ladders.get(keys.kind))
+            self.tally.ended(keys.first, self._tables.get(keys.kind))
             self._was_last_quiet = self.tally.changes == self._made_when_ended
             if self._was_last_quiet:
                 self.store()
@@ -385,8 +388,8 @@ class PlanBook:
         step = _Finished(measured, kind, begin, followed, has_grown, has_differed, is_warm_up, is_over, earlier_bytes)
         self._plan(maker, measured.recording, measured.timeline, step)
         if has_differed:
-            for rung in self.rungs:
-                rung.misfit_steps *= rung.executor is not followed
+            for sized_plan in self.plans:
+                sized_plan.misfit_steps *= sized_plan.executor is not followed
 
     def _plan(
         self,
@@ -396,80 +399,86 @@ class PlanBook:
         step: _Finished,
     ) -> None:
         kind, followed = step.kind, step.followed
-        ladder = self._ladders.get(kind)
+        table = self._tables.get(kind)
         if recording is None or not recording.lifetimes:
             return
-        first, like = first_save(recording), ladder or self._ladder_of(followed)
+        first, like = first_save(recording), table or self._table_of(followed)
         predicted = None if like is None else like.recorded.predicted(first)
         if predicted is not None:
             recording = with_recomputes_of(predicted, recording)
             step.measured.add_recomputes(recording)
         has_own_recomputes, wrong = followed is None or followed.keeps_everything, None
-        is_first_like_it = ladder is None or ladder.is_of_other_state
-        if ladder is not None and not is_first_like_it:
-            ladder.recorded.note(recording, has_own_recomputes=has_own_recomputes, is_warm_up=step.is_warm_up)
-            rung = None if followed is None else ladder.rung_of(followed)
+        is_first_like_it = table is None or table.is_of_other_state
+        if table is not None and not is_first_like_it:
+            table.recorded.note(recording, has_own_recomputes=has_own_recomputes, is_warm_up=step.is_warm_up)
+            sized_plan = None if followed is None else table.plan_of(followed)
             # Not the step that showed the misfit: it may be a passing one, and the next one like it is recorded.
-            is_misfit = rung is not None and step.has_differed and 0 < rung.misfit_steps <= _RECORDED_MISFITS
-            if rung is not None and (is_misfit or rung.is_provisional or is_mistaken(rung, predicted, recording)):
-                ladder.replaced += is_misfit
-                wrong = rung
-            elif not needs_plan(ladder, rung, recording, is_planned=followed is not None, has_grown=step.has_grown):
-                if rung is not None and step.has_grown:
-                    maker.leave_room(rung)
+            is_misfit = (
+                sized_plan is not None and step.has_differed and 0 < sized_plan.misfit_steps <= _RECORDED_MISFITS
+            )
+            if sized_plan is not None and (
+                is_misfit or sized_plan.is_provisional or is_mistaken(sized_plan, predicted, recording)
+            ):
+                table.replaced += is_misfit
+                wrong = sized_plan
+            elif not needs_plan(
+                table, sized_plan, recording, is_planned=followed is not None, has_grown=step.has_grown
+            ):
+                if sized_plan is not None and step.has_grown:
+                    maker.leave_room(sized_plan)
                 return
         new = RecordedSizes(recording, has_own_recomputes=has_own_recomputes, is_warm_up=step.is_warm_up)
-        below = None if ladder is None or is_first_like_it else ladder.highest_without(wrong)
+        below = None if table is None or is_first_like_it else table.largest_without(wrong)
 
-        def use(rung: Rung) -> None:
+        def use(sized_plan: SizedPlan) -> None:
             self._uses += 1
-            if ladder is not None and is_first_like_it:
-                del self._ladders[kind], self._begins[kind]  # with all that was recorded of such steps
-            mine = self._ladder_for(kind, step.begin, new)
+            if table is not None and is_first_like_it:
+                del self._tables[kind], self._begins[kind]  # with all that was recorded of such steps
+            mine = self._table_for(kind, step.begin, new)
             mine.last_used = self._uses
-            mine.replace(wrong, rung)
+            mine.replace(wrong, sized_plan)
 
         def give_up(error: VdnnError) -> bool:
             if (step.is_over or not step.is_warm_up) and self._refused(error, recording):
                 return True
-            if all(rung.origin is RungOrigin.WARM_UP for rung in self.rungs):
+            if all(sized_plan.origin is PlanOrigin.WARM_UP for sized_plan in self.plans):
                 if step.earlier_bytes and isinstance(error, BudgetError):
                     raise naming_earlier_graphs(error, step.earlier_bytes)
                 return step.is_warm_up  # it may have taken more than later ones do
             self._unplannable.note(kind, recording, error)
             return True
 
-        origin = RungOrigin.WARM_UP if step.is_warm_up else RungOrigin.RECORDED
+        origin = PlanOrigin.WARM_UP if step.is_warm_up else PlanOrigin.RECORDED
         maker.make_from(recording, timeline, None if below is None else below.recording, origin, use, give_up)
 
-    def _ladder_for(self, kind: Kind, begin: Begin, recorded: RecordedSizes) -> Ladder:
-        """The ladder of a kind. If it has none, a new one that begins with these recorded steps."""
-        if kind not in self._ladders:
-            while len(self._ladders) >= _MOST_KINDS:
-                oldest = min(self._ladders, key=lambda one: self._ladders[one].last_used)
-                del self._ladders[oldest], self._begins[oldest]
-            self._ladders[kind], self._begins[kind] = Ladder(recorded), begin
-        return self._ladders[kind]
+    def _table_for(self, kind: Kind, begin: Begin, recorded: RecordedSizes) -> PlanTable:
+        """The plan table of a kind. If it has none, a new one that begins with these recorded steps."""
+        if kind not in self._tables:
+            while len(self._tables) >= _MOST_KINDS:
+                oldest = min(self._tables, key=lambda one: self._tables[one].last_used)
+                del self._tables[oldest], self._begins[oldest]
+            self._tables[kind], self._begins[kind] = PlanTable(recorded), begin
+        return self._tables[kind]
 
-    def _ladder_of(self, executor: Executor | None) -> Ladder | None:
-        """The ladder that has this executor."""
+    def _table_of(self, executor: Executor | None) -> PlanTable | None:
+        """The plan table that has this executor."""
         if executor is None:
             return None
-        return next((one for one in self._ladders.values() if one.rung_of(executor) is not None), None)
+        return next((one for one in self._tables.values() if one.plan_of(executor) is not None), None)
 
-    def _rung_of(self, executor: Executor, kind: Kind) -> Rung | None:
-        """The rung of this kind that has this executor."""
-        ladder = self._ladders.get(kind)
-        return None if ladder is None else ladder.rung_of(executor)
+    def _plan_of(self, executor: Executor, kind: Kind) -> SizedPlan | None:
+        """The sized plan of this kind that has this executor."""
+        table = self._tables.get(kind)
+        return None if table is None else table.plan_of(executor)
 
     def room_bytes(self, followed: Executor, budget_bytes: int, allocated_bytes: int) -> int | None:
         """The part of the budget that a step leaves free if it follows this plan with `allocated_bytes` at its first
         save. Negative if more is allocated than when the step was recorded. None for the plan of the user."""
-        rung = next((one for one in self.rungs if one.executor is followed), None)
-        if rung is None:
+        sized_plan = next((one for one in self.plans if one.executor is followed), None)
+        if sized_plan is None:
             return None
-        more_bytes = max(0, allocated_bytes - first_point(rung.recording).allocated_bytes)
-        return max(0, budget_bytes - rung.peak_bytes) - more_bytes
+        more_bytes = max(0, allocated_bytes - first_point(sized_plan.recording).allocated_bytes)
+        return max(0, budget_bytes - sized_plan.peak_bytes) - more_bytes
 
     def judged(self, step: WatchedStep, device_bytes: int, earlier_bytes: int) -> tuple[int, Over] | None:
         """The budget of a finished step, and the cause if it took more; None if it has no budget yet. Graphs of earlier
@@ -480,56 +489,58 @@ class PlanBook:
             budget_bytes = executor.plan.budget_bytes
         if budget_bytes is None:
             return None
-        rung = None if executor is None else self._rung_of(executor, kind)
+        sized_plan = None if executor is None else self._plan_of(executor, kind)
         if 0 < step.peak_bytes - budget_bytes <= earlier_bytes:
             return budget_bytes, Over.EARLIER_GRAPHS
         # A step that saved other things says nothing about the step that the plan is for.
         differs = executor is not None and executor.differences > 0
-        is_too_large = rung is not None and rung.least_bytes(resident_bytes) > budget_bytes >= rung.peak_bytes
+        is_too_large = (
+            sized_plan is not None and sized_plan.least_bytes(resident_bytes) > budget_bytes >= sized_plan.peak_bytes
+        )
         if (is_too_large and not differs) or self._unplannable.has(kind, step.keys.first, resident_bytes):
             return budget_bytes, Over.TOO_LARGE
         if executor is None:
             return budget_bytes, Over.NO_PLAN
         if differs:
             over_bytes = max(0, step.peak_bytes - budget_bytes)
-            if over_bytes and rung is not None:
-                self._does_not_fit(rung, step.keys)
+            if over_bytes and sized_plan is not None:
+                self._does_not_fit(sized_plan, step.keys)
             self.unforeseen_bytes = min(self.unforeseen_bytes + over_bytes, budget_bytes // _MOST_UNFORESEEN)
             return budget_bytes, Over.DIFFERED
-        if rung is not None and not rung.is_misfit:
-            self._ladders[kind].replaced = 0  # its steps are as planned again: what differed was a passing step
-        is_own = executor is self._given or rung is not None
+        if sized_plan is not None and not sized_plan.is_misfit:
+            self._tables[kind].replaced = 0  # its steps are as planned again: what differed was a passing step
+        is_own = executor is self._given or sized_plan is not None
         return budget_bytes, Over.MORE_THAN_PLANNED if is_own else Over.ANOTHER_PLAN
 
-    def _does_not_fit(self, rung: Rung, keys: SaveKeys) -> None:
-        """Called when a step differed from this rung of its kind and exceeded its budget. The next one gets another
+    def _does_not_fit(self, sized_plan: SizedPlan, keys: SaveKeys) -> None:
+        """Called when a step differed from its sized plan and exceeded the budget. The next one gets another
         plan."""
-        ladder, own = self._ladders[keys.kind], self._own_kind
+        table, own = self._tables[keys.kind], self._own_kind
         if own is not None and keys.begin is not None and self._alike.set_apart(own, keys.begin, keys.saves):
             keys.kind = own
-            rung.misfit_steps = _RECORDED_MISFITS + 1
-        elif ladder.may_replace:
-            rung.misfit_steps = _RECORDED_MISFITS + 1
+            sized_plan.misfit_steps = _RECORDED_MISFITS + 1
+        elif table.may_replace:
+            sized_plan.misfit_steps = _RECORDED_MISFITS + 1
 
     def executed(self, executor: Executor, peak_bytes: int, resident_bytes: int, kind: Kind) -> None:
         """Compare a finished step that followed a plan with the plan's budget. `resident_bytes` were allocated when it
         began."""
-        rung, maker = self._rung_of(executor, kind), self._maker
-        if rung is None or maker is None:
+        sized_plan, maker = self._plan_of(executor, kind), self._maker
+        if sized_plan is None or maker is None:
             return
-        self._ladders[kind].records_all |= executor.has_grown
-        if not executor.differences and peak_bytes > maker.planner.budget_bytes(rung.recording):
-            maker.tighten(rung, peak_bytes, resident_bytes)
+        self._tables[kind].records_all |= executor.has_grown
+        if not executor.differences and peak_bytes > maker.planner.budget_bytes(sized_plan.recording):
+            maker.tighten(sized_plan, peak_bytes, resident_bytes)
 
 
 def require_foreseen_fit(
-    planner: BudgetPlanner, ladder: Ladder, first: SaveKey, resident_bytes: int, earlier_bytes: int
+    planner: BudgetPlanner, table: PlanTable, first: SaveKey, resident_bytes: int, earlier_bytes: int
 ) -> None:
-    """Raises BudgetError if a step of this ladder's kind that begins with `first` is over the budget under every plan.
+    """Raises BudgetError if a step of the table's kind that begins with `first` is over the budget under every plan.
     `resident_bytes` are allocated as it begins, of which graphs of earlier steps hold `earlier_bytes`."""
     # If first saves do not tell the sizes of steps, nothing is foreseen.
-    ends = None if ladder.records_all else ladder.recorded.ends
-    if ends is None or not ladder.rungs or any(rung.serves(first) for rung in ladder.rungs):
+    ends = None if table.records_all else table.recorded.ends
+    if ends is None or not table.plans or any(sized_plan.serves(first) for sized_plan in table.plans):
         return
     # Memory that was allocated between the two recordings is not growth of the step.
     small, large = (with_resident(one, resident_bytes) for one in ends)
@@ -550,6 +561,6 @@ def require_foreseen_fit(
         where=where,
         resident_bytes=resident_bytes,
         foreseen=f"The step has only begun: its first save is {list(first.size)}. The estimate is from recorded steps "
-        f"with first saves of {recorded}; steps with up to {list(ladder.rungs[-1].first.size)} have plans",
+        f"with first saves of {recorded}; steps with up to {list(table.plans[-1].first.size)} have plans",
     )
     raise naming_earlier_graphs(foreseen, earlier_bytes) if earlier_bytes else foreseen

@@ -6,7 +6,7 @@ The versions of vdnn and torch are not: a file of another version is refused and
 that were not used for longest are removed. Nothing here ends a training: a file that cannot be read or written costs
 one sentence.
 
-The ladders of a model are read when a step of it begins for the first time, and written once a step went without a new
+The plan tables of a model are read when a step of it begins for the first time, and written after a step without a new
 plan. Kinds of steps are hashes that differ from process to process: they are computed again from the saves of a
 recorded step.
 """
@@ -35,7 +35,7 @@ from vdnn.planning.planned_step import PlannedStep
 from vdnn.planning.recomputing import recording_under
 from vdnn.planning.simulate import simulate_followed
 from vdnn.runtime.steps.kinds import Begin, Kind
-from vdnn.runtime.steps.plan_table import Ladder, Rung, RungOrigin
+from vdnn.runtime.steps.plan_table import PlanOrigin, PlanTable, SizedPlan
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.steps.size_model import RecordedSizes
@@ -45,10 +45,10 @@ from vdnn.step.recording import Recording
 from vdnn.step.stored_plans import (
     Fact,
     StoredHeader,
-    StoredLadder,
     StoredPlans,
     StoredRecording,
-    StoredRung,
+    StoredSizedPlan,
+    StoredTable,
     digest_of,
     packed,
     read_file,
@@ -247,23 +247,23 @@ def structure_of(model: torch.nn.Module | None) -> tuple[str, tuple[str, ...]]:
     return type(model).__name__, (*modules, *parameters)
 
 
-_MOST_LADDERS = 8
+_MOST_TABLES = 8
 
 
 class Restored(NamedTuple):
-    """A ladder that an earlier run has made. `keys` are those of a recorded step of its kind."""
+    """A plan table of an earlier run. `keys` are those of a recorded step of its kind."""
 
     keys: SaveKeys
-    ladder: Ladder
+    table: PlanTable
 
 
 class _Model:
-    """The file of one model, and the ladders in it that no step of this run has asked for."""
+    """The file of one model, and the plan tables in it that no step of this run has asked for yet."""
 
     def __init__(self, training: TrainingIdentity, found: StoredPlans | None) -> None:
         self.training = training
         self.found = found
-        self.waiting = [] if found is None else list(range(len(found.ladders)))
+        self.waiting = [] if found is None else list(range(len(found.tables)))
         self.written: StoredPlans | None = found
         self.is_followed = False
 
@@ -283,7 +283,8 @@ class PlanStore:
     def restored(
         self, begin: Begin, model: torch.nn.Module | None, transport: Transport
     ) -> tuple[list[Restored], list[int]]:
-        """The ladders of steps that begin so, and the order in which the last steps followed them, by their numbers."""
+        """The plan tables of steps with this begin, and their numbers in the order in which steps followed them
+        last."""
         known = self._models.get(begin.model)
         if known is None:
             known = self._models[begin.model] = self._load(model, transport)
@@ -291,8 +292,8 @@ class PlanStore:
             return [], []
         restored: dict[int, Restored] = {}
         try:
-            for number, stored in enumerate(known.found.ladders):
-                one = self._ladder(known.found, stored, begin)
+            for number, stored in enumerate(known.found.tables):
+                one = self._table(known.found, stored, begin)
                 if one is not None:
                     restored[number] = one
         except (VdnnError, ValueError, TypeError, LookupError, RuntimeError) as error:
@@ -339,8 +340,8 @@ class PlanStore:
         has_checks = transport.fake or transport.integrity is not None or transport.has_kernels
         return self._folder.follows_recomputes and has_checks
 
-    def _ladder(self, plans: StoredPlans, stored: StoredLadder, begin: Begin) -> Restored | None:
-        """The ladder, if its steps begin so."""
+    def _table(self, plans: StoredPlans, stored: StoredTable, begin: Begin) -> Restored | None:
+        """The plan table, or None if its steps begin in another way."""
         recordings = [plans.recordings[one.recording] for one in stored.recorded]
         if stored.is_later != begin.is_later:
             return None
@@ -349,33 +350,33 @@ class PlanStore:
         if keys.begin != begin:
             return None
         sizes = [(recordings[i], one.has_own_recomputes, one.is_warm_up) for i, one in enumerate(stored.recorded)]
-        ladder = Ladder(RecordedSizes.of(sizes))
-        ladder.records_all = stored.records_all
-        for one in stored.rungs:
-            ladder.add(self._rung(plans.recordings[one.recording], one))
-        return Restored(keys, ladder)
+        table = PlanTable(RecordedSizes.of(sizes))
+        table.records_all = stored.records_all
+        for one in stored.plans:
+            table.add(self._sized_plan(plans.recordings[one.recording], one))
+        return Restored(keys, table)
 
-    def _rung(self, recording: Recording, stored: StoredRung) -> Rung:
+    def _sized_plan(self, recording: Recording, stored: StoredSizedPlan) -> SizedPlan:
         planner, plan, timeline = self._planner, stored.plan, stored.timeline
         planner.require_host(plan)
         followed = recording_under(recording, plan.lifetimes)
         predicted = simulate_followed(followed, plan, planner.costs(timeline))
         planned = PlannedStep(recording, plan, followed, predicted, None, 0.0)
-        rung = Rung(planned, recording, timeline, RungOrigin(stored.source))
-        rung.tightened_bytes, rung.is_over_somewhere = stored.tightened_bytes, stored.is_over_somewhere
-        rung.is_stored = True
+        sized_plan = SizedPlan(planned, recording, timeline, PlanOrigin(stored.source))
+        sized_plan.tightened_bytes, sized_plan.is_over_somewhere = stored.tightened_bytes, stored.is_over_somewhere
+        sized_plan.is_stored = True
         for first in stored.served:
-            rung.served(first)
-        return rung
+            sized_plan.served(first)
+        return sized_plan
 
     # To the folder.
 
-    def store(self, ladders: dict[Kind, Ladder], begins: dict[Kind, Begin], order: Iterable[Kind]) -> None:
-        """Writes the files of the models whose ladders have changed."""
+    def store(self, tables: dict[Kind, PlanTable], begins: dict[Kind, Begin], order: Iterable[Kind]) -> None:
+        """Writes the files of the models whose plan tables have changed."""
         if self._is_off:
             return
         for model, known in self._models.items():
-            mine = {kind: one for kind, one in ladders.items() if begins[kind].model == model and _is_worth(one)}
+            mine = {kind: one for kind, one in tables.items() if begins[kind].model == model and _is_worth(one)}
             if not mine:
                 continue
             plans = _stored(known, mine, begins, order)
@@ -411,12 +412,14 @@ def keys_of(recording: Recording, begin: Begin) -> SaveKeys:
 
 
 def _recomputes(plans: StoredPlans) -> bool:
-    return any(one.is_recomputed for ladder in plans.ladders for rung in ladder.rungs for one in rung.plan.lifetimes)
+    return any(
+        one.is_recomputed for table in plans.tables for sized_plan in table.plans for one in sized_plan.plan.lifetimes
+    )
 
 
-def _is_worth(ladder: Ladder) -> bool:
+def _is_worth(table: PlanTable) -> bool:
     """True if a step after the warm-up was planned."""
-    return any(rung.origin is not RungOrigin.WARM_UP for rung in ladder.rungs)
+    return any(sized_plan.origin is not PlanOrigin.WARM_UP for sized_plan in table.plans)
 
 
 class _Numbers:
@@ -430,40 +433,44 @@ class _Numbers:
 
 
 def _stored(
-    known: _Model, ladders: dict[Kind, Ladder], begins: dict[Kind, Begin], order: Iterable[Kind]
+    known: _Model, tables: dict[Kind, PlanTable], begins: dict[Kind, Begin], order: Iterable[Kind]
 ) -> StoredPlans:
     numbers, stored = _Numbers(), []
-    kinds = sorted(ladders, key=lambda kind: -ladders[kind].last_used)[:_MOST_LADDERS]
+    kinds = sorted(tables, key=lambda kind: -tables[kind].last_used)[:_MOST_TABLES]
     for kind in kinds:
-        ladder = ladders[kind]
-        recorded = [StoredRecording(numbers.of(one), own, early) for one, own, early in ladder.recorded.all()]
-        rungs = [_stored_rung(rung, numbers) for rung in ladder.rungs if rung.origin is not RungOrigin.WARM_UP]
-        stored.append(StoredLadder(begins[kind].is_later, ladder.records_all, tuple(recorded), tuple(rungs)))
-    for number in known.waiting[: _MOST_LADDERS - len(stored)]:
+        table = tables[kind]
+        recorded = [StoredRecording(numbers.of(one), own, early) for one, own, early in table.recorded.all()]
+        plans = [
+            _stored_plan(sized_plan, numbers)
+            for sized_plan in table.plans
+            if sized_plan.origin is not PlanOrigin.WARM_UP
+        ]
+        stored.append(StoredTable(begins[kind].is_later, table.records_all, tuple(recorded), tuple(plans)))
+    for number in known.waiting[: _MOST_TABLES - len(stored)]:
         if known.found is not None:
-            stored.append(_moved(known.found, known.found.ladders[number], numbers))
+            stored.append(_moved(known.found, known.found.tables[number], numbers))
     places = {kind: number for number, kind in enumerate(kinds)}
     recordings = tuple(one for _, one in numbers.recordings.values())
     return StoredPlans(recordings, tuple(stored), tuple(places[kind] for kind in order if kind in places))
 
 
-def _stored_rung(rung: Rung, numbers: _Numbers) -> StoredRung:
-    timeline = None if rung.timeline is None else replace(rung.timeline, marks=())
-    return StoredRung(
-        numbers.of(rung.recording),
-        rung.executor.plan,
+def _stored_plan(sized_plan: SizedPlan, numbers: _Numbers) -> StoredSizedPlan:
+    timeline = None if sized_plan.timeline is None else replace(sized_plan.timeline, marks=())
+    return StoredSizedPlan(
+        numbers.of(sized_plan.recording),
+        sized_plan.executor.plan,
         timeline,
-        rung.origin.value,
-        rung.tightened_bytes,
-        rung.is_over_somewhere,
-        tuple(rung.larger_steps),
+        sized_plan.origin.value,
+        sized_plan.tightened_bytes,
+        sized_plan.is_over_somewhere,
+        tuple(sized_plan.larger_steps),
     )
 
 
-def _moved(plans: StoredPlans, ladder: StoredLadder, numbers: _Numbers) -> StoredLadder:
-    """A ladder of another file, with the numbers of this one."""
+def _moved(plans: StoredPlans, table: StoredTable, numbers: _Numbers) -> StoredTable:
+    """A plan table of another file, with its recordings numbered as in this one."""
     return replace(
-        ladder,
-        recorded=tuple(replace(one, recording=numbers.of(plans.recordings[one.recording])) for one in ladder.recorded),
-        rungs=tuple(replace(one, recording=numbers.of(plans.recordings[one.recording])) for one in ladder.rungs),
+        table,
+        recorded=tuple(replace(one, recording=numbers.of(plans.recordings[one.recording])) for one in table.recorded),
+        plans=tuple(replace(one, recording=numbers.of(plans.recordings[one.recording])) for one in table.plans),
     )

@@ -1,9 +1,9 @@
-"""The plans of one kind of step: a ladder, which has a rung for each planned size. Decides when a recorded step needs a
-new rung, and counts for the report which plans steps followed.
+"""The plan table of one kind of step, with a sized plan for each planned size. Decides when a recorded step needs a new
+plan, and counts for the report which plans steps followed.
 
 A plan serves every step of its kind that is not larger, because such a step takes no more memory at any point. So a
-step follows the lowest rung that serves it. If no rung is known to serve it, it follows the highest one, and a guard
-makes room for larger storages. A far larger step follows no rung. Sizes that were not recorded get rungs from predicted
+step follows the smallest plan that serves it. If no plan is known to serve it, it follows the largest one, and a guard
+makes room for larger storages. A far larger step follows no plan. Sizes that were not recorded get plans from predicted
 steps (size_model.py).
 """
 
@@ -22,25 +22,25 @@ from vdnn.runtime.steps.size_model import RecordedSizes
 from vdnn.step.forms import is_within
 from vdnn.step.made_steps import first_point, first_save
 from vdnn.step.plan import Action
-from vdnn.step.plan_use import Followed, PlanUse, SizePlan, StepCount
+from vdnn.step.plan_use import Followed, PlanSummary, PlanUse, StepCount
 from vdnn.step.recording import Recording, SaveKey
 from vdnn.step.timeline import Timeline
 
-# A rung serves steps down to this share of its size well, and any step if it slows down by no more than `_FREE`. One
+# A plan serves steps down to this share of its size well, and any step if it slows down by no more than `_FREE`. One
 # that slows down by more than `_CHEAP` is worth recording a smaller step for.
 _NEAR = 0.95
 _FREE = 1.005
 _CHEAP = 1.1
-# A step follows no rung that would have to be this many times as large.
+# A step follows no plan that would have to be this many times as large.
 _FAR = 1.5
-# The most rungs, and sizes of first saves that one rung remembers.
-_MOST_RUNGS = 16
+# The most sized plans of a table, and the most first saves that one of them remembers.
+_MOST_PLANS = 16
 _MOST_SIZES = 64
 _MOST_REPLACED = 4
 
 
-class RungOrigin(Enum):
-    """The kind of recordings that a rung was planned from."""
+class PlanOrigin(Enum):
+    """The kind of recordings that a sized plan was made from."""
 
     RECORDED = "a recorded step"
     WARM_UP = "a recorded step of the warm-up"
@@ -48,15 +48,15 @@ class RungOrigin(Enum):
     GUESSED = "one step of another size"
 
 
-class Rung:
-    """A plan that vdnn made, and what it was made from."""
+class SizedPlan:
+    """A plan for the steps of one kind up to one size, and the recording and timeline that it was made from."""
 
     def __init__(
         self,
         planned: PlannedStep,
         recording: Recording,
         timeline: Timeline | None,
-        origin: RungOrigin = RungOrigin.RECORDED,
+        origin: PlanOrigin = PlanOrigin.RECORDED,
     ) -> None:
         self.timeline = timeline
         self.origin = origin
@@ -73,7 +73,7 @@ class Rung:
         self.follow(recording, planned)
 
     def follow(self, recording: Recording, planned: PlannedStep) -> None:
-        """From now on the steps of this rung follow this plan."""
+        """From now on steps of this size follow `planned`."""
         self.recording, self._planned = recording, planned
         self._least_bytes: int | None = None
         lifetimes = planned.plan.lifetimes
@@ -103,7 +103,7 @@ class Rung:
         return True
 
     def least_bytes(self, resident_bytes: int) -> int:
-        """The smallest budget that the rung's step can meet with `resident_bytes` allocated at its begin."""
+        """The smallest budget that the recorded step can meet with `resident_bytes` allocated when it begins."""
         if self._least_bytes is None:
             self._least_bytes = least_bytes(self.recording)
         return self._least_bytes + resident_bytes - self.recording.resident_bytes
@@ -111,7 +111,7 @@ class Rung:
     @property
     def is_provisional(self) -> bool:
         """True if the next step is recorded for a better plan. A guess that costs nothing stays."""
-        return self.origin is RungOrigin.WARM_UP or (self.origin is RungOrigin.GUESSED and self.slowdown > _FREE)
+        return self.origin is PlanOrigin.WARM_UP or (self.origin is PlanOrigin.GUESSED and self.slowdown > _FREE)
 
     @property
     def is_misfit(self) -> bool:
@@ -135,109 +135,115 @@ class Rung:
 
     @property
     def larger_steps(self) -> tuple[SaveKey, ...]:
-        """The first saves of larger steps that the rung served."""
+        """The first saves of larger steps that the plan served."""
         return tuple(self._served)
 
     def served(self, first: SaveKey) -> None:
-        """Notes that a step with this first save followed the rung and was not larger."""
+        """Notes that a step with this first save followed the plan and was not larger."""
         if not self.serves(first):
             larger = [one for one in self._served if not is_within(one, first)]
             self._served = [*larger, first][-_MOST_SIZES:]
 
 
-class Ladder:
-    """The rungs of one kind, the lowest first."""
+class PlanTable:
+    """The sized plans of one kind of step, the smallest first."""
 
     def __init__(self, recorded: RecordedSizes) -> None:
         self.recorded = recorded
-        self.rungs: list[Rung] = []
+        self.plans: list[SizedPlan] = []
         self.last_used = 0
-        self.replaced = 0  # rungs that did not fit
-        # Recorded with other training state on the device: steps take so many bytes more than are there as they begin.
+        self.replaced = 0  # plans that did not fit
+        # Recorded with other training state on the device. Steps take `more_bytes` beyond what is allocated when they
+        # begin.
         self.is_of_other_state = False
         self.more_bytes = 0
-        self.records_all = False  # the first save does not tell the size of a step: those that follow are recorded
+        self.records_all = False  # the first save does not tell the size of a step, so all steps are recorded
 
-    def choose(self, first: SaveKey) -> Rung | None:
-        """The rung that is known to serve a step that begins with this save."""
-        rungs = reversed(self.rungs) if self.records_all else self.rungs
-        return next((rung for rung in rungs if rung.serves(first)), None)
+    def choose(self, first: SaveKey) -> SizedPlan | None:
+        """The plan that is known to serve a step that begins with this save."""
+        plans = reversed(self.plans) if self.records_all else self.plans
+        return next((sized_plan for sized_plan in plans if sized_plan.serves(first)), None)
 
     def is_far_below(self, first: SaveKey) -> bool:
-        """True if a step with this first save is so much larger than every rung that following one is worse than
-        following none."""
-        return math.prod(first.size) > _FAR * math.prod(self.rungs[-1].first.size)
+        """True if a step with this first save is so much larger than every planned size that following a plan is worse
+        than following none."""
+        return math.prod(first.size) > _FAR * math.prod(self.plans[-1].first.size)
 
-    def deserves_own(self, rung: Rung, first: SaveKey) -> bool:
-        """True if the plan of this rung is so slow that a step far below it gets one of its own."""
-        return rung.slowdown > _CHEAP and rung.is_far_above(first) and len(self.rungs) < _MOST_RUNGS
+    def deserves_own(self, sized_plan: SizedPlan, first: SaveKey) -> bool:
+        """True if this plan is so slow that a step far below its size gets a plan of its own."""
+        return sized_plan.slowdown > _CHEAP and sized_plan.is_far_above(first) and len(self.plans) < _MOST_PLANS
 
     @property
     def may_replace(self) -> bool:
-        """True if a rung that does not fit may still be replaced. The number is bounded: steps that alternate would
+        """True if a plan that does not fit may still be replaced. The number is bounded: steps that alternate would
         otherwise cause a new plan in each step."""
         return self.replaced < _MOST_REPLACED
 
     def find_near(self, first: SaveKey, recording: Recording) -> bool:
-        """True if a rung serves a recorded step well, so that it needs none of its own."""
+        """True if a plan serves a recorded step well, so that it needs none of its own."""
         nbytes = recording.managed_bytes
-        return any(rung.serves(first) and _NEAR * rung.nbytes <= nbytes <= rung.nbytes for rung in self.rungs)
+        return any(
+            sized_plan.serves(first) and _NEAR * sized_plan.nbytes <= nbytes <= sized_plan.nbytes
+            for sized_plan in self.plans
+        )
 
-    def rung_of(self, executor: Executor) -> Rung | None:
-        """The rung that has this executor."""
-        return next((one for one in self.rungs if one.executor is executor), None)
+    def plan_of(self, executor: Executor) -> SizedPlan | None:
+        """The sized plan that has this executor."""
+        return next((one for one in self.plans if one.executor is executor), None)
 
-    def highest_without(self, wrong: Rung | None) -> Rung | None:
-        """The highest rung, ignoring `wrong` and the guesses made beside it."""
-        rungs = self._without(wrong)
-        return rungs[-1] if rungs else None
+    def largest_without(self, wrong: SizedPlan | None) -> SizedPlan | None:
+        """The largest plan, ignoring `wrong` and the guesses made beside it."""
+        plans = self._without(wrong)
+        return plans[-1] if plans else None
 
-    def replace(self, wrong: Rung | None, rung: Rung) -> None:
-        """Removes the wrong rung, and adds another one."""
-        self.rungs = self._without(wrong)
-        self.add(rung)
+    def replace(self, wrong: SizedPlan | None, sized_plan: SizedPlan) -> None:
+        """Removes the wrong plan, and adds another one."""
+        self.plans = self._without(wrong)
+        self.add(sized_plan)
 
-    def _without(self, wrong: Rung | None) -> list[Rung]:
-        """The rungs without a wrong one. If there is a wrong one, guesses are left out, too."""
+    def _without(self, wrong: SizedPlan | None) -> list[SizedPlan]:
+        """The plans except for `wrong`. If there is a wrong one, guesses are left out, too."""
         if wrong is None:
-            return self.rungs
-        return [one for one in self.rungs if one is not wrong and one.origin is not RungOrigin.GUESSED]
+            return self.plans
+        return [one for one in self.plans if one is not wrong and one.origin is not PlanOrigin.GUESSED]
 
-    def add(self, rung: Rung) -> None:
-        """Adds a rung. Of rungs with first saves of one size only the highest remains, because the first save of a step
+    def add(self, sized_plan: SizedPlan) -> None:
+        """Adds a plan. Of plans with first saves of one size only the largest remains, because the first save of a step
         cannot tell them apart."""
-        alike = [one for one in self.rungs if one.first.size == rung.first.size]
-        if any(one.nbytes > rung.nbytes for one in alike):
+        alike = [one for one in self.plans if one.first.size == sized_plan.first.size]
+        if any(one.nbytes > sized_plan.nbytes for one in alike):
             return
-        self.rungs = sorted([*(one for one in self.rungs if one not in alike), rung], key=lambda one: one.nbytes)
-        if len(self.rungs) > _MOST_RUNGS:
-            self.rungs.remove(min(self.rungs[:-1], key=lambda one: one.steps))
+        self.plans = sorted([*(one for one in self.plans if one not in alike), sized_plan], key=lambda one: one.nbytes)
+        if len(self.plans) > _MOST_PLANS:
+            self.plans.remove(min(self.plans[:-1], key=lambda one: one.steps))
 
 
 # A step that is larger than its plan by no more than this is not planned anew: its guard balances that.
 _TOLERANCE = 1.01
-# What recorded steps told of another one was mistaken if its peak is off by this share, or its time shorter by that.
+# A prediction from recorded steps was mistaken if the peak is off by this share, or the time shorter by that one.
 _MISTAKEN_PEAK = 0.01
 _MISTAKEN_TIME = 0.05
 
 
-def needs_plan(ladder: Ladder, rung: Rung | None, recording: Recording, *, is_planned: bool, has_grown: bool) -> bool:
+def needs_plan(
+    table: PlanTable, sized_plan: SizedPlan | None, recording: Recording, *, is_planned: bool, has_grown: bool
+) -> bool:
     """True if a recorded step had no plan of its size, or was larger than its plan, or so much smaller that it gets a
-    plan of its own. `rung`: the rung of its kind that it followed."""
+    plan of its own. `sized_plan`: the one that it followed."""
     first = first_save(recording)
     if not is_planned:
-        return not ladder.find_near(first, recording)
-    if rung is None:
+        return not table.find_near(first, recording)
+    if sized_plan is None:
         return False  # it followed a plan of another kind, and its own has some
     if has_grown:
-        return recording.managed_bytes > _TOLERANCE * rung.nbytes
-    rung.served(first)
-    return ladder.deserves_own(rung, first)
+        return recording.managed_bytes > _TOLERANCE * sized_plan.nbytes
+    sized_plan.served(first)
+    return table.deserves_own(sized_plan, first)
 
 
-def is_mistaken(rung: Rung, predicted: Recording | None, recorded: Recording) -> bool:
-    """True if a step that followed this rung took other memory or time than predicted."""
-    if predicted is None or rung.origin is RungOrigin.RECORDED:
+def is_mistaken(sized_plan: SizedPlan, predicted: Recording | None, recorded: Recording) -> bool:
+    """True if a step that followed this plan took other memory or time than predicted."""
+    if predicted is None or sized_plan.origin is PlanOrigin.RECORDED:
         return False
     wrong_bytes = abs(recorded.peak_bytes - predicted.peak_bytes)
     is_shorter = recorded.compute_ns < (1 - _MISTAKEN_TIME) * predicted.compute_ns
@@ -255,7 +261,7 @@ class StepTally:
         self._counts: Counter[Followed] = Counter()
         self._last: Followed | None = None
         self._is_recorded = False
-        self._choice: tuple[Ladder, Executor] | None = None  # of the running step
+        self._choice: tuple[PlanTable, Executor] | None = None  # of the running step
 
     def recorded(self) -> None:
         """Notes that the running step was recorded."""
@@ -280,21 +286,21 @@ class StepTally:
         self.made += 1
         self.tightened += 1
 
-    def chose(self, ladder: Ladder, rung: Rung) -> None:
-        """Notes that the running step follows this rung."""
-        self._choice = ladder, rung.executor
+    def chose(self, table: PlanTable, sized_plan: SizedPlan) -> None:
+        """Notes that the running step follows this plan."""
+        self._choice = table, sized_plan.executor
 
-    def ended(self, first: SaveKey | None, ladder: Ladder | None) -> None:
-        """Counts the finished step, which began with `first` and is of the kind of this ladder."""
-        self._last = self._followed(first, ladder)
+    def ended(self, first: SaveKey | None, table: PlanTable | None) -> None:
+        """Counts the finished step, which began with `first` and is of the kind of `table`."""
+        self._last = self._followed(first, table)
         self._counts[self._last] += 1
         self._is_recorded, self._choice = False, None
 
-    def _followed(self, first: SaveKey | None, ladder: Ladder | None) -> Followed:
+    def _followed(self, first: SaveKey | None, table: PlanTable | None) -> Followed:
         if self._choice is None:
             return Followed.RECORDED if self._is_recorded else Followed.UNPLANNED
         chosen, executor = self._choice
-        if chosen is not ladder:
+        if chosen is not table:
             return Followed.ANOTHER_KIND
         if executor.has_grown:
             return Followed.OUTGREW
@@ -302,13 +308,17 @@ class StepTally:
         is_own = first is not None and planned is not None and first.size == planned.size
         return Followed.OWN_SIZE if is_own else Followed.LARGER_SIZE
 
-    def plan_use(self, ladders: Iterable[Ladder]) -> PlanUse:
-        """The counts, with the plans of these ladders."""
-        plans = tuple(_size_plan(number, rung) for number, ladder in enumerate(ladders, 1) for rung in ladder.rungs)
+    def plan_use(self, tables: Iterable[PlanTable]) -> PlanUse:
+        """The counts, with the plans of these plan tables."""
+        plans = tuple(
+            _summary_of(number, sized_plan) for number, table in enumerate(tables, 1) for sized_plan in table.plans
+        )
         counts = tuple(StepCount(one, self._counts[one]) for one in Followed if self._counts[one])
         return PlanUse(plans, self.recordings, self.made, self.tightened, counts, self._last)
 
 
-def _size_plan(kind: int, rung: Rung) -> SizePlan:
-    offloaded_bytes = rung.executor.plan.offloaded_bytes
-    return SizePlan(kind, rung.first, rung.nbytes, offloaded_bytes, float(rung.slowdown), rung.steps)
+def _summary_of(kind: int, sized_plan: SizedPlan) -> PlanSummary:
+    offloaded_bytes = sized_plan.executor.plan.offloaded_bytes
+    return PlanSummary(
+        kind, sized_plan.first, sized_plan.nbytes, offloaded_bytes, float(sized_plan.slowdown), sized_plan.steps
+    )

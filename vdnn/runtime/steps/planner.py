@@ -28,7 +28,7 @@ from vdnn.planning.policies import PlanPolicy
 from vdnn.planning.simulate import simulate_followed
 from vdnn.runtime.steps.better_plans import BetterPlans
 from vdnn.runtime.steps.executor import Executor
-from vdnn.runtime.steps.plan_table import Rung, RungOrigin, StepTally
+from vdnn.runtime.steps.plan_table import PlanOrigin, SizedPlan, StepTally
 from vdnn.runtime.steps.size_model import SizePrediction
 from vdnn.runtime.torch_internals.spans import span
 from vdnn.step.made_steps import covering, first_point, order_of, with_more_resident
@@ -78,7 +78,7 @@ class BudgetPlanner:
         if least > budget_bytes:
             require_feasible_budget(recording, budget_bytes)
         target_bytes = max(least, self._most_bytes(recording, tightened_bytes))
-        # For the budget "min" the plan with the lowest peak is accepted.
+        # For the budget "min" the plan with the smallest peak is accepted.
         must_fit = not (self.policy.name == "auto" and self.wants_the_least)
         policy = self.policy if known is None else self.policy.near(known)
         planned = plan_step(recording, costs, target_bytes, policy, must_fit=must_fit)
@@ -162,7 +162,7 @@ def searches_beside(planner: BudgetPlanner) -> bool:
 
 
 class PlanMaker:
-    """Makes plans for rungs. `latest` is the executor of the latest plan."""
+    """Makes sized plans, and plans them again. `latest` is the executor of the latest plan."""
 
     def __init__(self, planner: BudgetPlanner, tally: StepTally) -> None:
         self.planner = planner
@@ -181,11 +181,12 @@ class PlanMaker:
         return self._planning_s <= _SHARE_OF_TIME * (time.monotonic() - self._began_s)
 
     def take_over(self) -> None:
-        """Called between two steps. A rung takes over the better plan that the search beside the training has found."""
+        """Called between two steps. A sized plan takes over the better plan that the search beside the training
+        found."""
         better = None if self.better is None else self.better.better()
         if better is None:
             return
-        rung, planned = better
+        sized_plan, planned = better
         try:
             self.planner.require_host(planned.plan, planned.plan.budget_bytes)
         except VdnnError:
@@ -194,9 +195,9 @@ class PlanMaker:
             "vdnn: a better plan was found beside the training: the step takes %.2f times that with everything kept "
             "instead of %.2f.",
             planned.slowdown,
-            rung.slowdown,
+            sized_plan.slowdown,
         )
-        rung.follow(rung.recording, planned)
+        sized_plan.follow(sized_plan.recording, planned)
         self._tally.improved_one()
 
     def stop(self) -> None:
@@ -204,9 +205,9 @@ class PlanMaker:
         if self.better is not None:
             self.better.stop()
 
-    def _look_for_better(self, rung: Rung) -> None:
+    def _look_for_better(self, sized_plan: SizedPlan) -> None:
         if self.better is not None:
-            self.better.ask(rung)
+            self.better.ask(sized_plan)
 
     @contextlib.contextmanager
     def _planning(self) -> Iterator[None]:
@@ -223,12 +224,12 @@ class PlanMaker:
         recording: Recording,
         timeline: Timeline | None,
         below: Recording | None,
-        origin: RungOrigin,
-        use: Callable[[Rung], None],
+        origin: PlanOrigin,
+        use: Callable[[SizedPlan], None],
         give_up: Callable[[VdnnError], bool],
     ) -> None:
-        """Makes a rung for a recorded step. It covers the next smaller rung, too, if a plan for both meets the budget.
-        If no plan meets the budget, raises the error, unless `give_up` returns True."""
+        """Makes a sized plan for a recorded step. It covers the next smaller one, too, if a plan for both meets the
+        budget. If no plan meets the budget, raises the error, unless `give_up` returns True."""
         try:
             with self._planning():
                 made = self._planned(recording, timeline, below)
@@ -236,12 +237,14 @@ class PlanMaker:
             if give_up(error):
                 return
             raise
-        use(self._rung(*made, timeline, origin))
+        use(self._sized_plan(*made, timeline, origin))
 
-    def make_for(self, prediction: SizePrediction, rungs: Sequence[Rung], use: Callable[[Rung], None]) -> None:
-        """Makes a rung for a predicted step that no rung serves well. `rungs` are those of its kind, the highest last.
-        The search begins from the plan of the rung that is nearest in size."""
-        planner, timeline = self.planner, rungs[-1].timeline
+    def make_for(
+        self, prediction: SizePrediction, plans: Sequence[SizedPlan], use: Callable[[SizedPlan], None]
+    ) -> None:
+        """Makes a sized plan for a predicted step that no plan serves well. `plans` are those of its kind, the largest
+        last. The search begins from the one that is nearest in size."""
+        planner, timeline = self.planner, plans[-1].timeline
 
         def room(made: Recording) -> int:
             return planner.budget_bytes(made) - made.peak_bytes
@@ -250,77 +253,79 @@ class PlanMaker:
             for recording, is_guess in prediction.steps(room):
                 free_bytes = int(_FREE_OF_GUESS * planner.budget_bytes(recording)) if is_guess else 0
                 try:
-                    planned = planner.planned(recording, timeline, free_bytes, known=_nearest_plan(recording, rungs))
+                    planned = planner.planned(recording, timeline, free_bytes, known=_nearest_plan(recording, plans))
                 except VdnnError:  # what was made may be larger than what comes
                     continue
-                rung = self._rung(recording, planned, timeline, RungOrigin.GUESSED if is_guess else RungOrigin.MADE)
-                rung.tightened_bytes = free_bytes
-                use(rung)
+                sized_plan = self._sized_plan(
+                    recording, planned, timeline, PlanOrigin.GUESSED if is_guess else PlanOrigin.MADE
+                )
+                sized_plan.tightened_bytes = free_bytes
+                use(sized_plan)
                 return
 
-    def can_hold(self, rung: Rung, allocated_bytes: int) -> bool:
-        """True if a plan for this rung meets the budget in a step with `allocated_bytes` at its first save."""
-        recording = rung.recording
+    def can_hold(self, sized_plan: SizedPlan, allocated_bytes: int) -> bool:
+        """True if some plan for steps of this size meets the budget with `allocated_bytes` at the first save."""
+        recording = sized_plan.recording
         budget_bytes = self.planner.fixed_bytes(recording.device_bytes)
         more_bytes = allocated_bytes - first_point(recording).allocated_bytes
-        if budget_bytes is None or more_bytes <= 0 or rung.peak_bytes + more_bytes <= budget_bytes:
+        if budget_bytes is None or more_bytes <= 0 or sized_plan.peak_bytes + more_bytes <= budget_bytes:
             return True
         return self.planner.is_feasible(with_more_resident(recording, more_bytes))
 
-    def make_room(self, rung: Rung, allocated_bytes: int) -> None:
-        """Plans a rung again if more is allocated at the first save than when its step was recorded, such as another
-        optimizer's state, and the plan would exceed the budget by it. If no plan meets the budget then, the rung is
+    def make_room(self, sized_plan: SizedPlan, allocated_bytes: int) -> None:
+        """Plans a size again if more is allocated at the first save than when its step was recorded, such as another
+        optimizer's state, and the plan would exceed the budget by it. If no plan meets the budget then, the size is
         planned, once, to meet it in every interval where that is possible. The resident memory may leave the device
         before the peak, as in the second step of a session that streams parameters."""
-        recording = rung.recording
+        recording = sized_plan.recording
         budget_bytes = self.planner.fixed_bytes(recording.device_bytes)
         more_bytes = allocated_bytes - first_point(recording).allocated_bytes
-        if more_bytes < 0 and rung.follow_with_room_again(allocated_bytes):
-            self.latest = rung.executor
-        if budget_bytes is None or more_bytes <= 0 or rung.peak_bytes + more_bytes <= budget_bytes:
+        if more_bytes < 0 and sized_plan.follow_with_room_again(allocated_bytes):
+            self.latest = sized_plan.executor
+        if budget_bytes is None or more_bytes <= 0 or sized_plan.peak_bytes + more_bytes <= budget_bytes:
             return
         now = with_more_resident(recording, more_bytes)
-        where_possible = not (rung.is_over_somewhere or self.planner.is_feasible(now))
-        rung.is_over_somewhere |= where_possible
-        self._plan_again(rung, now, rung.follow_with_less_room, where_possible=where_possible)
+        where_possible = not (sized_plan.is_over_somewhere or self.planner.is_feasible(now))
+        sized_plan.is_over_somewhere |= where_possible
+        self._plan_again(sized_plan, now, sized_plan.follow_with_less_room, where_possible=where_possible)
 
-    def leave_room(self, rung: Rung) -> None:
-        """Plans a rung again, once, with more of the budget free, because some storages of a step were larger than
+    def leave_room(self, sized_plan: SizedPlan) -> None:
+        """Plans a size again, once, with more of the budget free, because some storages of a step were larger than
         planned and others smaller. With more room the guard has to move less."""
-        free_bytes = int(_FREE_OF_UNBALANCED * self.planner.budget_bytes(rung.recording))
-        if rung.tightened_bytes < free_bytes:
-            rung.tightened_bytes = free_bytes
-            self._plan_again(rung, rung.recording, rung.follow)
+        free_bytes = int(_FREE_OF_UNBALANCED * self.planner.budget_bytes(sized_plan.recording))
+        if sized_plan.tightened_bytes < free_bytes:
+            sized_plan.tightened_bytes = free_bytes
+            self._plan_again(sized_plan, sized_plan.recording, sized_plan.follow)
 
-    def tighten(self, rung: Rung, peak_bytes: int, resident_bytes: int) -> None:
-        """Plans a rung again if a step that followed it exceeded the budget: for a budget that is smaller by the
+    def tighten(self, sized_plan: SizedPlan, peak_bytes: int, resident_bytes: int) -> None:
+        """Plans a size again if a step that followed its plan exceeded the budget: for a budget that is smaller by the
         excess, or for the memory that was resident when the step began."""
-        planner, recording, executor = self.planner, rung.recording, rung.executor
+        planner, recording, executor = self.planner, sized_plan.recording, sized_plan.executor
         now = with_more_resident(recording, resident_bytes - recording.resident_bytes)
         has_grown = now.resident_bytes > recording.resident_bytes and planner.is_feasible(now)
         if has_grown:
-            rung.recording = recording = now
+            sized_plan.recording = recording = now
         over_bytes = peak_bytes - planner.budget_bytes(recording)
         if over_bytes <= 0:  # the budget is "min", and the least has risen
             executor.plan = replace(executor.plan, budget_bytes=planner.target_bytes(recording))
             return
-        if rung.tightenings >= _MOST_TIGHTENINGS:
+        if sized_plan.tightenings >= _MOST_TIGHTENINGS:
             return
         # A step that then met the budget exactly would exceed it by a few bytes, because blocks are aligned.
         free_bytes = over_bytes + int(SLACK * planner.budget_bytes(recording))
-        tightened_bytes = rung.tightened_bytes + (0 if has_grown else free_bytes)
+        tightened_bytes = sized_plan.tightened_bytes + (0 if has_grown else free_bytes)
         target_bytes = planner.target_bytes(recording, tightened_bytes)
         if not has_grown and target_bytes == executor.plan.budget_bytes:
-            _warn_over_budget(rung, peak_bytes, over_bytes)
+            _warn_over_budget(sized_plan, peak_bytes, over_bytes)
             return
-        rung.tightenings += 1
-        rung.tightened_bytes = tightened_bytes
-        _warn_tightened(rung, peak_bytes, over_bytes)
-        self._plan_again(rung, recording, rung.follow)
+        sized_plan.tightenings += 1
+        sized_plan.tightened_bytes = tightened_bytes
+        _warn_tightened(sized_plan, peak_bytes, over_bytes)
+        self._plan_again(sized_plan, recording, sized_plan.follow)
 
     def _plan_again(
         self,
-        rung: Rung,
+        sized_plan: SizedPlan,
         recording: Recording,
         follow: Callable[[Recording, PlannedStep], None],
         *,
@@ -329,12 +334,12 @@ class PlanMaker:
         """If no plan meets the smaller budget, the old one stays: it still saves memory."""
         with contextlib.suppress(VdnnError), self._planning():
             planned = self.planner.planned(
-                recording, rung.timeline, rung.tightened_bytes, where_possible=where_possible
+                recording, sized_plan.timeline, sized_plan.tightened_bytes, where_possible=where_possible
             )
             self._tally.made_again()
             follow(recording, planned)
-            self.latest = rung.executor
-            self._look_for_better(rung)
+            self.latest = sized_plan.executor
+            self._look_for_better(sized_plan)
 
     def _planned(
         self, recording: Recording, timeline: Timeline | None, below: Recording | None
@@ -348,36 +353,38 @@ class PlanMaker:
                 logger.info("vdnn: no plan covers all sizes of this step under the budget, only the last one.")
         return recording, self.planner.planned(recording, timeline)
 
-    def _rung(self, recording: Recording, planned: PlannedStep, timeline: Timeline | None, origin: RungOrigin) -> Rung:
+    def _sized_plan(
+        self, recording: Recording, planned: PlannedStep, timeline: Timeline | None, origin: PlanOrigin
+    ) -> SizedPlan:
         self._tally.made_one()
-        rung = Rung(planned, recording, timeline, origin)
-        self.latest = rung.executor
-        self._look_for_better(rung)
-        return rung
+        sized_plan = SizedPlan(planned, recording, timeline, origin)
+        self.latest = sized_plan.executor
+        self._look_for_better(sized_plan)
+        return sized_plan
 
 
-def _nearest_plan(recording: Recording, rungs: Sequence[Rung]) -> Plan | None:
-    """The plan of the rung whose step saves and uses the same and is nearest in size, or None. The plan of a warm-up
+def _nearest_plan(recording: Recording, plans: Sequence[SizedPlan]) -> Plan | None:
+    """The plan of the step that saves and uses the same and is nearest in size, or None. The plan of a warm-up
     is left out, because it knows few recipes."""
     order = order_of(recording)
-    known = [one for one in rungs if one.origin is not RungOrigin.WARM_UP]
+    known = [one for one in plans if one.origin is not PlanOrigin.WARM_UP]
     known.sort(key=lambda one: abs(one.nbytes - recording.managed_bytes))
     return next((one.executor.plan for one in known if order_of(one.recording) == order), None)
 
 
-def _warn_tightened(rung: Rung, peak_bytes: int, over_bytes: int) -> None:
+def _warn_tightened(sized_plan: SizedPlan, peak_bytes: int, over_bytes: int) -> None:
     logger.warning(
         "vdnn: the step took %s, %s more than its budget: planned again for that much less (%d of at most %d times).",
         format_bytes(peak_bytes),
         format_bytes(over_bytes),
-        rung.tightenings,
+        sized_plan.tightenings,
         _MOST_TIGHTENINGS,
     )
 
 
-def _warn_over_budget(rung: Rung, peak_bytes: int, over_bytes: int) -> None:
-    if not rung.has_warned:
-        rung.has_warned = True
+def _warn_over_budget(sized_plan: SizedPlan, peak_bytes: int, over_bytes: int) -> None:
+    if not sized_plan.has_warned:
+        sized_plan.has_warned = True
         warn(
             f"the step took {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} more than its budget, and no plan "
             "takes less."

@@ -1,4 +1,4 @@
-"""A ladder's rungs, and what is remembered of steps that no plan serves, without a session."""
+"""The sized plans of a table, and what is remembered of steps that no plan serves, without a session."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import pytest
 from tests.planning.recordings import chain
 from vdnn.errors import BudgetError, VdnnError
 from vdnn.runtime.steps.kinds import Unplannable
-from vdnn.runtime.steps.plan_table import Ladder
+from vdnn.runtime.steps.plan_table import PlanTable
 from vdnn.step.made_steps import first_save
 
 
-def rung(size: int, steps: int) -> Any:
+def sized_plan(size: int, steps: int) -> Any:
     return SimpleNamespace(first=SimpleNamespace(size=(size,)), nbytes=size, steps=steps)
 
 
-def test_of_more_than_sixteen_rungs_the_least_followed_goes_and_never_the_highest() -> None:
-    ladder = Ladder(recorded=None)  # type: ignore[arg-type]
+def test_a_table_of_sixteen_plans_removes_the_least_followed_and_never_the_largest() -> None:
+    table = PlanTable(recorded=None)  # type: ignore[arg-type]
     for size in range(1, 17):
-        ladder.add(rung(size, steps=100 - size))
-    assert [one.nbytes for one in ladder.rungs] == list(range(1, 17))
-    ladder.add(rung(17, steps=0))
-    assert [one.nbytes for one in ladder.rungs] == [*range(1, 16), 17]
+        table.add(sized_plan(size, steps=100 - size))
+    assert [one.nbytes for one in table.plans] == list(range(1, 17))
+    table.add(sized_plan(17, steps=0))
+    assert [one.nbytes for one in table.plans] == [*range(1, 16), 17]
 
 
-def test_of_rungs_that_begin_alike_the_highest_stays() -> None:
-    ladder = Ladder(recorded=None)  # type: ignore[arg-type]
-    first, higher, lower = rung(4, steps=1), rung(4, steps=0), rung(4, steps=0)
+def test_the_largest_of_the_plans_that_begin_alike_stays() -> None:
+    table = PlanTable(recorded=None)  # type: ignore[arg-type]
+    first, higher, lower = sized_plan(4, steps=1), sized_plan(4, steps=0), sized_plan(4, steps=0)
     higher.nbytes, lower.nbytes = 9, 8
     for one in (first, higher, lower):
-        ladder.add(one)
-    assert ladder.rungs == [higher]
+        table.add(one)
+    assert table.plans == [higher]
 
 
 @pytest.mark.parametrize(
