@@ -176,8 +176,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "noise": (lambda path: path.write_bytes(bytes(range(256))), "expected"),
     "other JSON": (lambda path: path.write_bytes(b'{"form": "vdnn plan"}\n'), "got 'vdnn plan'"),
     "a format to come": (
-        lambda path: path.write_bytes(path.read_bytes().replace(b'"version":1,', b'"version":2,', 1)),
-        "expected version 1",
+        lambda path: path.write_bytes(path.read_bytes().replace(b'"version":2,', b'"version":3,', 1)),
+        "expected version 2",
     ),
 }
 

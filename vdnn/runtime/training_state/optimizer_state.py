@@ -34,8 +34,8 @@ from vdnn.runtime.training_state.homes import device_of, is_managed
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
 from vdnn.runtime.training_state.moved_bytes import MovedBytes
-from vdnn.runtime.training_state.refusals import refuse_what_mixes
-from vdnn.runtime.training_state.sliced_step import SlicedStep, stopped
+from vdnn.runtime.training_state.refusals import require_sliceable
+from vdnn.runtime.training_state.sliced_step import SlicedStep, interruption_message
 from vdnn.runtime.training_state.slices import Slice, parameters_of, slices_of
 from vdnn.runtime.training_state.state_copies import LARGEST_WINDOW_BYTES, StateCopies
 from vdnn.runtime.training_state.state_tensors import (
@@ -58,7 +58,7 @@ class OptimizerState:
     """The state of `optimizer`. One for each optimizer, see `state_of`; it lives as long as the optimizer does."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        refuse_what_mixes(optimizer)
+        require_sliceable(optimizer)
         self.name = type(optimizer).__name__
         self.number = next(_numbers)
         self._reference = weakref.ref(optimizer, self._gone)
@@ -417,7 +417,7 @@ class OptimizerState:
             if not stepped or not isinstance(error, Exception):
                 raise
             total = sum(len(part.all_parameters()) for part in slices)
-            raise VdnnError(stopped(optimizer, stepped, total, error)) from error
+            raise VdnnError(interruption_message(optimizer, stepped, total, error)) from error
         finally:
             self._forget_unused(optimizer)
 

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from vdnn.errors import CombinationError, VdnnError
 from vdnn.runtime.torch_internals.local_shards import is_offloaded_by_fsdp
 from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage, plain_part
-from vdnn.runtime.training_state.sliced_step import SlicedStep, mixes
+from vdnn.runtime.training_state.sliced_step import SlicedStep, slicing_refusal
 from vdnn.runtime.training_state.slices import options_of, parameters_of, slices_of
 from vdnn.runtime.training_state.state_tensors import places_in
 
@@ -35,15 +35,15 @@ _DEEP = 4  # objects in objects are looked into so far
 _MOST_STAND_INS = 3  # of one group and number of dimensions
 
 
-def refuse_what_mixes(optimizer: torch.optim.Optimizer) -> None:
+def require_sliceable(optimizer: torch.optim.Optimizer) -> None:
     """Raises VdnnError unless `optimizer` can be stepped in slices."""
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise VdnnError(mixes(optimizer, "it steps along one direction for all of them"))
+        raise VdnnError(slicing_refusal(optimizer, "it steps along one direction for all of them"))
     if any(group.get("differentiable") for group in optimizer.param_groups):
-        raise VdnnError(mixes(optimizer, "differentiable=True keeps its state in the graph"))
+        raise VdnnError(slicing_refusal(optimizer, "differentiable=True keeps its state in the graph"))
     if _has_options_by_place(optimizer):
         raise VdnnError(
-            mixes(optimizer, "single parameters have options, which it finds by their places in the groups")
+            slicing_refusal(optimizer, "single parameters have options, which it finds by their places in the groups")
         )
     parameters = list(parameters_of(optimizer))
     if any(map(is_offloaded_by_fsdp, parameters)):
@@ -81,7 +81,9 @@ def _try(optimizer: torch.optim.Optimizer) -> None:
     try:
         whole, sliced = (_stand_in(optimizer) for _ in range(2))
     except Exception as error:
-        raise VdnnError(mixes(optimizer, f"a copy of it for small parameters cannot be made ({error})")) from error
+        raise VdnnError(
+            slicing_refusal(optimizer, f"a copy of it for small parameters cannot be made ({error})")
+        ) from error
     own_step = _own_step(optimizer)
     try:
         for step in range(_STEPS):
@@ -90,15 +92,15 @@ def _try(optimizer: torch.optim.Optimizer) -> None:
     except VdnnError:
         raise
     except Exception as error:
-        raise VdnnError(mixes(optimizer, f"a step on small parameters failed ({error})")) from error
+        raise VdnnError(slicing_refusal(optimizer, f"a step on small parameters failed ({error})")) from error
     for tensor, other in zip(_tensors_of(whole), _tensors_of(sliced), strict=True):
         if not torch.equal(tensor.cpu(), other.cpu()):
-            raise VdnnError(mixes(optimizer, "the step of one parameter depends on others"))
+            raise VdnnError(slicing_refusal(optimizer, "the step of one parameter depends on others"))
     options, others = (list(map(options_of, one.param_groups)) for one in (whole, sliced))
     if not _are_alike(options, others):
-        raise VdnnError(mixes(optimizer, "it changes tensors among its options by what is in a slice"))
+        raise VdnnError(slicing_refusal(optimizer, "it changes tensors among its options by what is in a slice"))
     if not _are_alike(_attributes_of(whole), _attributes_of(sliced)):
-        raise VdnnError(mixes(optimizer, "it counts its own calls"))
+        raise VdnnError(slicing_refusal(optimizer, "it counts its own calls"))
 
 
 def _has_started_cuda() -> bool:

@@ -89,7 +89,9 @@ class SlicedStep:
             if any(
                 found.get(name) is not value and not _equal(found.get(name), value) for name, value in options.items()
             ):
-                raise VdnnError(mixes(self._optimizer, f"it changed options of group {index} by what is in a slice"))
+                raise VdnnError(
+                    slicing_refusal(self._optimizer, f"it changed options of group {index} by what is in a slice")
+                )
 
 
 def _evaluated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
@@ -120,21 +122,22 @@ def _kept(value: Any) -> Any:
     return type(value)(map(_kept, value)) if type(value) in (list, tuple) else value
 
 
-def _equal(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.shape == other.shape and bool(torch.equal(one.cpu(), other.cpu()))
-    return type(one) is type(other) and bool(one == other)
+def _equal(left: object, right: object) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return left.shape == right.shape and bool(torch.equal(left.cpu(), right.cpu()))
+    return type(left) is type(right) and bool(left == right)
 
 
-def mixes(optimizer: torch.optim.Optimizer, how: str) -> str:
-    """The sentence that refuses an optimizer."""
+def slicing_refusal(optimizer: torch.optim.Optimizer, reason: str) -> str:
+    """The message for an optimizer that cannot step on a part of its parameters at a time."""
     return (
-        f"{type(optimizer).__name__} cannot be stepped in slices of its parameters: {how}. Leave out optimizer= for it."
+        f"{type(optimizer).__name__} cannot be stepped in slices of its parameters: {reason}. "
+        "Leave out optimizer= for it."
     )
 
 
-def stopped(optimizer: torch.optim.Optimizer, stepped: int, total: int, error: BaseException) -> str:
-    """The sentence for a step that ended between its slices."""
+def interruption_message(optimizer: torch.optim.Optimizer, stepped: int, total: int, error: BaseException) -> str:
+    """The message for a step that ended between two slices."""
     return (
         f"the step of {type(optimizer).__name__} stopped after {stepped} of {total} parameters: "
         f"{str(error).rstrip('.')}. Model and optimizer are between two steps: load both from the last "

@@ -16,7 +16,7 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.torch_internals.saved_modes import SavedModes
 from vdnn.runtime.training_state.deferred.taken_gradients import TakenGradients
 from vdnn.runtime.training_state.device_steps import Coming, DeviceSteps
-from vdnn.runtime.training_state.sliced_step import SlicedStep, stopped
+from vdnn.runtime.training_state.sliced_step import SlicedStep, interruption_message
 from vdnn.runtime.training_state.slices import Slice, options_of
 
 _AHEAD = 2  # slices that are fetched beside the one that is stepped
@@ -78,7 +78,7 @@ class DeferredStep:
             try:
                 self._steps.step_one(self._sliced, part, coming)
             except Exception as error:
-                message = stopped(self._optimizer, self._stepped, self._total, error)
+                message = interruption_message(self._optimizer, self._stepped, self._total, error)
                 raise VdnnError(message) from error
             self._stepped += len(parameters)
 
