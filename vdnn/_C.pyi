@@ -669,26 +669,39 @@ def local_search(
 def first_choices(model: StepModel) -> list[tuple[bytes, bool, bool]]:
     """The starts of a short search."""
 
-def training_step_ns(
-    *,
-    kinds: Sequence[int],
-    durations_ns: Sequence[int],
-    needed_bytes: Sequence[int],
-    outs: Sequence[tuple[int, int, int, int, bool, bool, bool, bool]],
-    ins: Sequence[tuple[int, int, int, int, bool, bool, bool, bool]],
-    bring_back: Sequence[int],
-    cpu_steps: Sequence[tuple[int, int]],
-    units: int,
-    overlap: int,
-    linger: float,
-    linger_saves: float,
-    clips: bool,
-    waits: bool,
-    stale: bool,
-    rates: tuple[float, float, float, float, float, float],
-    budget_bytes: int,
-) -> float:
-    """The time of a step of a whole training. See vdnn.planning.training.native_cycle."""
+class TrainingCycle(_Native):
+    """One cycle of a whole training. See vdnn.planning.training.native_cycle."""
+
+    def __init__(
+        self,
+        *,
+        kinds: Sequence[int],
+        durations_ns: Sequence[int],
+        needed_bytes: Sequence[int],
+        outs: Sequence[tuple[int, int, int, int, bool, bool, bool, bool]],
+        ins: Sequence[tuple[int, int, int, int, bool, bool, bool, bool]],
+        bring_back: Sequence[int],
+        cpu_steps: Sequence[tuple[int, int]],
+        units: int,
+        overlap: int,
+        room_share_of_steps: float,
+        room_share_of_passes: float,
+        clips: bool,
+        forward_waits_for_steps: bool,
+        delayed_update: bool,
+    ) -> None: ...
+    def step_ns(self, rates: tuple[float, float, float, float, float, float], budget_bytes: int) -> float:
+        """The time of a step. Rates: link to device, to host and both, host memory, CPU; last the latency of a copy."""
+    def spans(
+        self, rates: tuple[float, float, float, float, float, float], budget_bytes: int
+    ) -> list[tuple[int, int, float, float]]:
+        """The last cycle: engine (to device, to host, CPU, compute), index, begin and end of each task, copy and step.
+        Copies to the device are numbered by their issue."""
+    def room(
+        self, rates: tuple[float, float, float, float, float, float], budget_bytes: int
+    ) -> tuple[list[int], list[int], list[int]]:
+        """The bytes on the device at each task, the releases of copies to the host, the issues of those to the
+        device."""
 
 @final
 class Script:

@@ -1,4 +1,4 @@
-// The time of a step of a whole training. vdnn/planning/training/simulate_cycle.py explains the algorithm.
+// The clock of a whole training.
 #include "planning/training_cycle.h"
 
 #include <algorithm>
@@ -16,9 +16,9 @@ namespace {
 constexpr std::int64_t cycles = 12;
 constexpr double even_ns = 1.0;
 constexpr double even = 1e-7;
-constexpr std::size_t in = 0;
-constexpr std::size_t out = 1;
-constexpr std::size_t cpu = 2;
+constexpr auto in = static_cast<std::size_t>(TrainingEngine::ToDevice);
+constexpr auto out = static_cast<std::size_t>(TrainingEngine::ToHost);
+constexpr auto cpu = static_cast<std::size_t>(TrainingEngine::Cpu);
 
 // True if the last two cycles took equally long.
 bool is_even(const std::vector<double>& ends) {
@@ -33,30 +33,13 @@ void require(bool is_met, const char* argument, const char* expected) {
   if (!is_met) throw InvalidArgument(argument, expected, "another one");
 }
 
-void require_valid(const TrainingCycle& cycle) {
-  const auto count = static_cast<std::int64_t>(cycle.kinds.size());
-  require(
-      count > 0 && cycle.durations_ns.size() == cycle.kinds.size() && cycle.needed_bytes.size() == cycle.kinds.size(),
-      "tasks", "a kind, a duration and needed bytes for each of at least one task");
-  const auto outs = static_cast<std::int64_t>(cycle.outs.size());
-  for (const std::vector<TrainingMove>* moves : {&cycle.outs, &cycle.ins}) {
-    for (const TrainingMove& move : *moves) {
-      require(move.task >= 0 && move.task < count && move.unit >= 0 && move.unit < cycle.units && move.bytes >= 0 &&
-                  move.brings_back >= -1 && move.brings_back < outs && std::abs(move.bound) <= 2 * count,
-              "moves", "tasks, units and copies of this cycle");
-    }
-  }
-  for (const CpuStep& step : cycle.cpu_steps) {
-    require(step.unit >= 0 && step.unit < cycle.units && step.bytes >= 0, "cpu_steps", "units of this cycle");
-  }
-}
-
 // Three engines do one thing at a time: copies to the device, copies to the host, and steps on the CPU.
 class Clock {
  public:
-  Clock(const TrainingCycle& cycle, const TrainingRates& rates)
+  Clock(const TrainingCycle& cycle, const TrainingRates& rates, std::vector<TrainingSpan>* spans)
       : cycle_(cycle),
         rates_(rates),
+        spans_(spans),
         count_(static_cast<std::int64_t>(cycle.kinds.size())),
         alone_{rates.to_device, rates.to_host, std::min(rates.cpu, rates.host)},
         completed_(cycle.outs.size(), 0),
@@ -85,6 +68,7 @@ class Clock {
 
   double run() {
     double now = 0;
+    double compute_begin = 0;
     double compute_end = -1;
     std::int64_t entered = 0;
     std::int64_t done = 0;
@@ -95,19 +79,24 @@ class Clock {
       while (true) {  // all that can begin now
         if (entered == done && entered < count_ * cycles && pending_outs_[entered] == 0) ++entered;
         if (compute_end < 0 && entered == done + 1 && pending_ins_[done] == 0) {
+          compute_begin = now;
           compute_end = now + static_cast<double>(cycle_.durations_ns[done % count_]);
         }
-        const bool begun = begin(entered, done);
+        const bool begun = begin(entered, done, now);
         changed = changed || begun;
         if (compute_end < 0 || compute_end > now) {
           if (!begun) break;
           continue;
         }
+        note_span(TrainingEngine::Compute, done % count_, compute_begin, now);
         compute_end = -1;
         ++done;
         if (done % count_ == 0) {
           ends.push_back(now);
-          if (done == count_ * cycles || is_even(ends)) return step_of(ends);
+          if (done == count_ * cycles || is_even(ends)) {
+            keep_spans_of_the_last_cycle(ends);
+            return step_of(ends);
+          }
         }
       }
       if (changed || ended) share();
@@ -128,7 +117,7 @@ class Clock {
         if (!busy_[engine]) continue;
         left_[engine] -= rate_[engine] * step;
         if (left_[engine] <= 1e-6) {
-          end(engine);
+          end(engine, now);
           ended = true;
         }
       }
@@ -152,12 +141,13 @@ class Clock {
     }
   }
 
-  bool begin(std::int64_t entered, std::int64_t done) {
+  bool begin(std::int64_t entered, std::int64_t done, double now) {
     bool begun = false;
     for (std::size_t engine = 0; engine < 3; ++engine) {
       if (!sizes_[engine].empty() && !busy_[engine] && turn_[engine] < cycles && may_begin(engine, entered, done)) {
         left_[engine] = sizes_[engine][position_[engine]];
         busy_[engine] = begun = true;
+        began_[engine] = now;
       }
     }
     return begun;
@@ -183,15 +173,16 @@ class Clock {
   // True if the parameters of the step before are whole.
   [[nodiscard]] bool has_stepped(std::int32_t unit, std::int64_t turn) const {
     if (!on_cpu_[unit]) return stepped_outs_[unit] >= step_outs_[unit] * (turn + (steps_first_ ? 1 : 0));
-    if (cycle_.stale) --turn;
-    if (!cycle_.waits) return cpu_done_[unit] >= turn;
+    if (cycle_.delayed_update) --turn;
+    if (!cycle_.forward_waits_for_steps) return cpu_done_[unit] >= turn;
     return std::all_of(cycle_.cpu_steps.begin(), cycle_.cpu_steps.end(),
                        [&](const CpuStep& step) { return cpu_done_[step.unit] >= turn; });
   }
 
-  void end(std::size_t engine) {
+  void end(std::size_t engine, double now) {
     const std::int64_t turn = turn_[engine];
     const std::size_t position = position_[engine];
+    note_span(static_cast<TrainingEngine>(engine), static_cast<std::int64_t>(position), began_[engine], now);
     busy_[engine] = false;
     if (++position_[engine] == sizes_[engine].size()) {
       position_[engine] = 0;
@@ -207,6 +198,21 @@ class Clock {
       stepped_outs_[move.unit] += move.writes_parameters ? 1 : 0;
     } else {
       --pending_ins_[turn * count_ + cycle_.ins[position].task];
+    }
+  }
+
+  void note_span(TrainingEngine engine, std::int64_t index, double begin_ns, double end_ns) {
+    if (spans_ != nullptr) spans_->push_back({engine, static_cast<std::int32_t>(index), begin_ns, end_ns});
+  }
+
+  void keep_spans_of_the_last_cycle(const std::vector<double>& ends) {
+    if (spans_ == nullptr) return;
+    const double begin_ns = ends[ends.size() - 2];
+    const auto is_earlier = [begin_ns](const TrainingSpan& span) { return span.end_ns <= begin_ns; };
+    spans_->erase(std::remove_if(spans_->begin(), spans_->end(), is_earlier), spans_->end());
+    for (TrainingSpan& span : *spans_) {
+      span.begin_ns -= begin_ns;
+      span.end_ns -= begin_ns;
     }
   }
 
@@ -226,6 +232,7 @@ class Clock {
 
   const TrainingCycle& cycle_;
   const TrainingRates& rates_;
+  std::vector<TrainingSpan>* spans_;  // null: not wanted
   const std::int64_t count_;
   const std::array<double, 3> alone_;
   std::array<std::vector<double>, 3> sizes_;
@@ -233,6 +240,7 @@ class Clock {
   std::array<std::int64_t, 3> turn_{};
   std::array<double, 3> left_{};
   std::array<double, 3> rate_{};
+  std::array<double, 3> began_{};
   std::array<bool, 3> busy_{};
   std::vector<std::int32_t> pending_ins_;
   std::vector<std::int32_t> pending_outs_;
@@ -248,10 +256,29 @@ class Clock {
 
 }  // namespace
 
-double training_step_ns(TrainingCycle cycle, const TrainingRates& rates, std::int64_t budget_bytes) {
-  require_valid(cycle);
+void require_valid(const TrainingCycle& cycle) {
+  const auto count = static_cast<std::int64_t>(cycle.kinds.size());
+  require(
+      count > 0 && cycle.durations_ns.size() == cycle.kinds.size() && cycle.needed_bytes.size() == cycle.kinds.size(),
+      "tasks", "a kind, a duration and needed bytes for each of at least one task");
+  const auto outs = static_cast<std::int64_t>(cycle.outs.size());
+  for (const std::vector<TrainingMove>* moves : {&cycle.outs, &cycle.ins}) {
+    for (const TrainingMove& move : *moves) {
+      require(move.task >= 0 && move.task < count && move.unit >= 0 && move.unit < cycle.units && move.bytes >= 0 &&
+                  move.brings_back >= -1 && move.brings_back < outs && std::abs(move.bound) <= 2 * count,
+              "moves", "tasks, units and copies of this cycle");
+    }
+  }
+  for (const CpuStep& step : cycle.cpu_steps) {
+    require(step.unit >= 0 && step.unit < cycle.units && step.bytes >= 0, "cpu_steps", "units of this cycle");
+  }
+}
+
+double training_step_ns(TrainingCycle cycle, const TrainingRates& rates, std::int64_t budget_bytes,
+                        std::vector<TrainingSpan>* spans) {
   give_training_room(cycle, rates, budget_bytes);
-  return Clock(cycle, rates).run();
+  sort_by_issue(cycle.ins);
+  return Clock(cycle, rates, spans).run();
 }
 
 }  // namespace vdnn

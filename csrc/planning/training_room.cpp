@@ -1,4 +1,4 @@
-// When the copies of a cycle take and give back their memory. vdnn/planning/training/room.py explains the algorithm.
+// When the copies of a cycle take and give back their memory. See [Note: Order of choice] in training_cycle.h.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -41,17 +41,19 @@ std::vector<double> places_in_phases(const std::vector<TrainingTask>& kinds) {
   return places;
 }
 
-std::vector<std::int64_t> lingering(const TrainingCycle& cycle, std::int64_t budget_bytes) {
+// For each copy to the host, the tasks that its share of the room allows.
+std::vector<std::int64_t> tasks_in_room_shares(const TrainingCycle& cycle, std::int64_t budget_bytes) {
   std::vector<std::int64_t> found(cycle.outs.size(), 0);
-  if (cycle.linger == 0 && cycle.linger_saves == 0) return found;
+  if (cycle.room_share_of_steps == 0 && cycle.room_share_of_passes == 0) return found;
   const std::size_t count = cycle.kinds.size();
   std::vector<std::int64_t> left(count, 0);
   for (const TrainingMove& move : cycle.outs) left[move.task] += move.bytes;
   const std::vector<double> share = places_in_phases(cycle.kinds);
   for (std::size_t index = 0; index < found.size(); ++index) {
     const std::int32_t task = cycle.outs[index].task;
-    const double linger = cycle.kinds[task] == TrainingTask::Step ? cycle.linger : cycle.linger_saves;
-    const double room = linger * share[task] * static_cast<double>(budget_bytes - cycle.needed_bytes[task]);
+    const bool is_step = cycle.kinds[task] == TrainingTask::Step;
+    const double room_share = is_step ? cycle.room_share_of_steps : cycle.room_share_of_passes;
+    const double room = room_share * share[task] * static_cast<double>(budget_bytes - cycle.needed_bytes[task]);
     std::size_t tasks = 0;
     auto waiting = static_cast<double>(left[task]);
     while (waiting <= room && tasks < count - 1) {
@@ -123,10 +125,11 @@ void lengthen(TrainingMove& move, std::vector<std::int64_t>& held, std::int64_t 
 
 }  // namespace
 
-void give_training_room(TrainingCycle& cycle, const TrainingRates& rates, std::int64_t budget_bytes) {
+std::vector<std::int64_t> give_training_room(TrainingCycle& cycle, const TrainingRates& rates,
+                                             std::int64_t budget_bytes) {
   const std::size_t count = cycle.kinds.size();
   std::vector<std::int64_t> held = cycle.needed_bytes;
-  const std::vector<std::int64_t> tasks = lingering(cycle, budget_bytes);
+  const std::vector<std::int64_t> tasks = tasks_in_room_shares(cycle, budget_bytes);
   for (std::size_t index = 0; index < cycle.outs.size(); ++index) {
     lengthen(cycle.outs[index], held, budget_bytes, std::max<std::int64_t>(tasks[index], cycle.overlap));
   }
@@ -143,7 +146,11 @@ void give_training_room(TrainingCycle& cycle, const TrainingRates& rates, std::i
     move.bound = static_cast<std::int32_t>(issue);
   }
   for (TrainingMove& move : cycle.outs) lengthen(move, held, budget_bytes, static_cast<std::int64_t>(count));
-  std::stable_sort(cycle.ins.begin(), cycle.ins.end(), [](const TrainingMove& one, const TrainingMove& other) {
+  return held;
+}
+
+void sort_by_issue(std::vector<TrainingMove>& ins) {
+  std::stable_sort(ins.begin(), ins.end(), [](const TrainingMove& one, const TrainingMove& other) {
     return one.bound != other.bound ? one.bound < other.bound : one.task < other.task;
   });
 }

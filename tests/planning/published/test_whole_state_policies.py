@@ -63,10 +63,10 @@ def test_blocks_are_checkpointed_where_their_saves_do_not_fit() -> None:
 
 
 def test_a_delayed_update_hides_the_step_on_the_cpu_and_takes_host_memory() -> None:
-    waits, delayed = (place(TRAINING, ON, 30 * GB) for place in (place_zero_offload, place_zero_offload_delayed))
-    assert waits is not None
+    waiting, delayed = (place(TRAINING, ON, 30 * GB) for place in (place_zero_offload, place_zero_offload_delayed))
+    assert waiting is not None
     assert delayed is not None
-    steps = [simulate_training(TRAINING, ON, one, 30 * GB) for one in (waits, delayed)]
+    steps = [simulate_training(TRAINING, ON, one, 30 * GB) for one in (waiting, delayed)]
     assert steps[1].step_ns < steps[0].step_ns
     # The host's memory is what is left: 84 GB of steps, and 12 of gradients and parameters, at 200 GB/s.
     assert steps[1].step_ns == pytest.approx(480 * MS, rel=0.001)

@@ -1,19 +1,19 @@
-"""Simulates the cycle of a training until step follows step evenly: the time of a step, and what each resource did.
+"""The readable form of csrc/planning/training_cycle.h: simulates the cycle of a training until steps are even.
 
 Tasks run one after another on the device. Each copy engine does its copies in order, and so do the cores with their
 steps. Copies of both directions share the link, and all of them share the host's memory with the steps on the CPU:
-where their rates add up to more than there is, each gets its part. The spans are those of a host that is far enough
-ahead; where it needs longer to issue the step, step follows step as fast as it does.
+where their rates add up to more than there is, each gets its part. The host is far enough ahead.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from typing import NamedTuple
 
+from tests.planning.reference.training_room import give_room
 from vdnn.planning.training.cycle import ByteClass, Cycle, Move, Task, TaskKind, cycle_of
-from vdnn.planning.training.issued import issued_ns
 from vdnn.planning.training.placement import Placement
-from vdnn.planning.training.room import give_room
+from vdnn.planning.training.simulate_cycle import Span
 from vdnn.planning.training.training import Training, TrainingMachine
 
 # Cycles are simulated until two of them take equally long, but no more than _CYCLES.
@@ -23,68 +23,28 @@ _EVEN = 1e-7
 _IN, _OUT, _CPU = 0, 1, 2  # the engines
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One task, copy or step on the CPU of the last cycle. Times are from the start of that cycle."""
+class SimulatedCycle(NamedTuple):
+    """`held[t]` are the bytes on the device during task `t`. Moves are by their bytes, task and release or issue, and
+    copies to the device in the order of issue."""
 
-    row: str  # "device", "to host", "to device" or "cpu"
-    name: str
-    begin_ns: float
-    end_ns: float
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingStep:
-    """A simulated step. `held[t]` are the bytes on the device during task `t`, `needed[t]` those of them that it needs,
-    by class; the others are on their way."""
-
-    placement: Placement
-    step_ns: int
-    computing_ns: int
-    peak_bytes: int
-    host_bytes: int
-    to_device_bytes: int
-    to_host_bytes: int
-    cpu_step_bytes: int
-    held: tuple[int, ...]
-    needed: tuple[dict[ByteClass, int], ...]
-    task_names: tuple[str, ...]
-    spans: tuple[Span, ...] = ()
-    issue_ns: int = 0  # in which the host issues the step
-
-    @property
-    def slowdown(self) -> float:
-        return self.step_ns / self.computing_ns if self.computing_ns else 1.0
+    step_ns: float
+    held: list[int]
+    outs: list[tuple[int, int, int]]
+    ins: list[tuple[int, int, int]]
+    spans: list[Span]
 
 
-def simulate_training(
-    training: Training, machine: TrainingMachine, placement: Placement, budget_bytes: int, *, with_spans: bool = False
-) -> TrainingStep:
-    """Simulates steps under a placement. Where it needs more than the budget, moves take no further room, and
-    `peak_bytes` says how much it needs."""
+def simulated_cycle(
+    training: Training, machine: TrainingMachine, placement: Placement, budget_bytes: int
+) -> SimulatedCycle:
     cycle = cycle_of(training, placement)
-    held = give_room(cycle, machine, placement.room_of(budget_bytes))
-    clock = _Clock(training, machine, cycle, with_spans)
+    held = give_room(cycle, machine, placement, placement.room_of(budget_bytes))
+    clock = _Clock(training, machine, placement, cycle)
     ends = clock.run()
     # Cycles of different times may come in turn: then the mean of them.
     counted = 1 if _is_even(ends) else len(ends) - 4
-    step_ns = (ends[-1] - ends[-1 - counted]) / counted
-    issue_ns = issued_ns(training, machine, placement, len(cycle.outs) + len(cycle.ins))
-    return TrainingStep(
-        placement=placement,
-        step_ns=max(round(step_ns), issue_ns),
-        computing_ns=training.computing_ns,
-        peak_bytes=max(held),
-        host_bytes=cycle.host_bytes,
-        to_device_bytes=sum(move.nbytes for move in cycle.ins),
-        to_host_bytes=sum(move.nbytes for move in cycle.outs),
-        cpu_step_bytes=sum(training.units[unit].host_step_bytes for unit in cycle.cpu_steps),
-        held=tuple(held),
-        needed=tuple(cycle.needed),
-        task_names=tuple(f"{task.kind.value} of {training.units[task.unit].name}" for task in cycle.tasks),
-        spans=tuple(clock.spans(ends[-2])) if with_spans else (),
-        issue_ns=issue_ns,
-    )
+    outs, ins = ([(one.nbytes, one.task, one.bound) for one in moves] for moves in (cycle.outs, cycle.ins))
+    return SimulatedCycle((ends[-1] - ends[-1 - counted]) / counted, held, outs, ins, clock.spans(ends[-2]))
 
 
 def _is_even(ends: list[float]) -> bool:
@@ -99,8 +59,8 @@ class _Clock:
     """Three engines do one thing at a time: copies to the device, copies to the host, and steps on the CPU. For each:
     what it does in a cycle, which of those it does now, in which cycle, how many bytes are left, and its rate now."""
 
-    def __init__(self, training: Training, machine: TrainingMachine, cycle: Cycle, with_spans: bool) -> None:
-        self.with_spans = with_spans
+    def __init__(self, training: Training, machine: TrainingMachine, placement: Placement, cycle: Cycle) -> None:
+        self.placement = placement
         self.training, self.cycle, self.count = training, cycle, len(cycle.tasks)
         link = machine.link
         self.duplex, self.host_rate = link.duplex_bytes_per_s / 1e9, machine.host_bytes_per_s / 1e9
@@ -119,8 +79,8 @@ class _Clock:
         units = len(training.units)
         self.feeding = [0] * units  # copies out that a step on the CPU waits for, done so far
         self.stepped_outs, self.cpu_done, self.step_outs = [0] * units, [0] * units, [0] * units
+        self.completed = Counter[int]()  # times that a copy out was done, by its identity
         for move in cycle.outs:
-            move.completed = 0
             self.step_outs[move.unit] += move.byte_class is ByteClass.PARAMETER
         self.last_backward = max(i for i, task in enumerate(cycle.tasks) if task.kind is TaskKind.BACKWARD)
         self.on_cpu = set(cycle.cpu_steps)
@@ -171,8 +131,7 @@ class _Clock:
                     if not begun:
                         break
                     continue
-                if self.with_spans:
-                    self.log.append(Span("device", self._name_of(tasks[done % count]), began, now))
+                self.log.append(Span("device", self._name_of(tasks[done % count]), began, now))
                 compute_end, done = -1.0, done + 1
                 if done % count == 0:
                     ends.append(now)
@@ -186,7 +145,7 @@ class _Clock:
                 if busy[engine] and (step < 0 or left[engine] < step * rate[engine]):
                     step, is_task = max(0.0, left[engine] / rate[engine]), False
             if step < 0:
-                raise RuntimeError("simulate_training: expected something that runs, got tasks and copies that wait")
+                raise RuntimeError("simulated_cycle: expected something that runs, got tasks and copies that wait")
             now = compute_end if is_task else now + step
             ended = False
             for engine in engines:
@@ -218,16 +177,17 @@ class _Clock:
         if entered <= first + move.bound:
             return False
         before = move.brings_back
-        if before is not None and before.completed < turn + (before.task < move.task):
+        if before is not None and self.completed[id(before)] < turn + (before.task < move.task):
             return False
         return not move.follows_step or self._has_stepped(move.unit, turn)
 
     def _has_stepped(self, unit: int, turn: int) -> bool:
         """True if the parameters of the step before are whole: their step on the CPU, or its copies out, are done."""
         if unit in self.on_cpu:
-            turn -= self.cycle.delayed_update
+            turn -= self.placement.delayed_update
             return all(
-                self.cpu_done[one] >= turn for one in (self.on_cpu if self.cycle.forward_waits_for_steps else (unit,))
+                self.cpu_done[one] >= turn
+                for one in (self.on_cpu if self.placement.forward_waits_for_steps else (unit,))
             )
         return self.stepped_outs[unit] >= self.step_outs[unit] * (turn + self.steps_first)
 
@@ -240,20 +200,19 @@ class _Clock:
         if engine == _CPU:
             unit = self.cycle.cpu_steps[position]
             self.cpu_done[unit] += 1
-            name = f"step of {self.training.units[unit].name}" if self.with_spans else ""
+            name = f"step of {self.training.units[unit].name}"
         else:
             move = self.cycle.outs[position] if engine == _OUT else self.cycle.ins[position]
             if engine == _OUT:
                 self.pending_outs[turn * self.count + move.bound] -= 1
-                move.completed += 1
+                self.completed[id(move)] += 1
                 self.feeding[move.unit] += move.feeds_step
                 self.stepped_outs[move.unit] += move.byte_class is ByteClass.PARAMETER
             else:
                 self.pending_ins[turn * self.count + move.task] -= 1
-            name = f"{move.byte_class.value} of {self.training.units[move.unit].name}" if self.with_spans else ""
-        if self.with_spans:
-            row = ("to device", "to host", "cpu")[engine]
-            self.log.append(Span(row, name, self.began[engine], now))
+            name = f"{move.byte_class.value} of {self.training.units[move.unit].name}"
+        row = ("to device", "to host", "cpu")[engine]
+        self.log.append(Span(row, name, self.began[engine], now))
 
     def _share(self) -> None:
         """Sets the rates of what runs now."""

@@ -1,10 +1,6 @@
-"""When the moves of a cycle take and give back their memory, so that all tasks stay under the budget.
+"""The readable form of csrc/planning/training_room.cpp: when the moves of a cycle take and give back their memory.
 
-[Note: Order of choice] A copy to the host first gets `overlap` tasks, and `linger` or `linger_saves` of the room, more
-the later its task is in its phase: what has to be moved in a phase then fills the room at first with what came early,
-and at last with what is still to leave. Then the copies to the device, in the order of their needs, begin as late as
-they can if nothing else holds them up, or later where there is no room. What room is left goes to the copies to the
-host.
+[Note: Order of choice] in csrc/planning/training_cycle.h says in which order moves get room.
 """
 
 from __future__ import annotations
@@ -14,15 +10,15 @@ from bisect import bisect_right
 from collections import Counter
 
 from vdnn.planning.training.cycle import Cycle, Move, TaskKind
+from vdnn.planning.training.placement import Placement
 from vdnn.planning.training.training import TrainingMachine
 
 
-def give_room(cycle: Cycle, machine: TrainingMachine, budget_bytes: int) -> list[int]:
-    """Sets the releases and issues of all moves, and returns the bytes on the device at each task. See [Note: Order of
-    choice]."""
-    count, held = len(cycle.tasks), cycle.needed_bytes
-    for move, tasks in zip(cycle.outs, _lingering(cycle, budget_bytes), strict=True):
-        _lengthen(move, held, count, budget_bytes, max(tasks, cycle.overlap))
+def give_room(cycle: Cycle, machine: TrainingMachine, placement: Placement, budget_bytes: int) -> list[int]:
+    """Sets the releases and issues of all moves, and returns the bytes on the device at each task."""
+    count, held = len(cycle.tasks), list(cycle.needed_bytes)
+    for move, tasks in zip(cycle.outs, _tasks_in_room_shares(cycle, placement, budget_bytes), strict=True):
+        _lengthen(move, held, count, budget_bytes, max(tasks, placement.overlap))
     latest = _latest_tasks(cycle, machine)
     for move in cycle.ins:
         issue = move.task
@@ -46,10 +42,10 @@ def _lengthen(move: Move, held: list[int], count: int, budget_bytes: int, tasks:
         move.bound += 1
 
 
-def _lingering(cycle: Cycle, budget_bytes: int) -> list[int]:
-    """For each copy to the host, the tasks that it gets by its place in its phase. See [Note: Order of choice]."""
+def _tasks_in_room_shares(cycle: Cycle, placement: Placement, budget_bytes: int) -> list[int]:
+    """For each copy to the host, the tasks that its share of the room allows."""
     count, needed = len(cycle.tasks), cycle.needed_bytes
-    if not cycle.linger and not cycle.linger_saves:
+    if not placement.room_share_of_steps and not placement.room_share_of_passes:
         return [0] * len(cycle.outs)
     left = [0] * count  # bytes that leave after each task
     for move in cycle.outs:
@@ -58,8 +54,8 @@ def _lingering(cycle: Cycle, budget_bytes: int) -> list[int]:
     found = []
     for move in cycle.outs:
         is_step = cycle.tasks[move.task].kind is TaskKind.STEP
-        linger = cycle.linger if is_step else cycle.linger_saves
-        room = linger * share[move.task] * (budget_bytes - needed[move.task])
+        room_share = placement.room_share_of_steps if is_step else placement.room_share_of_passes
+        room = room_share * share[move.task] * (budget_bytes - needed[move.task])
         tasks, waiting = 0, float(left[move.task])
         while waiting <= room and tasks < count - 1:
             tasks += 1

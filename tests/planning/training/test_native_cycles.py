@@ -1,4 +1,4 @@
-"""The native simulation of a whole training takes as long as the readable one, to the nanosecond."""
+"""The native simulation of a whole training equals the readable one, to the nanosecond and the byte."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.planning.reference.training_cycle import simulated_cycle
 from tests.planning.training.random_trainings import RandomTraining, random_training
 from vdnn import _C
 from vdnn.errors import InvalidArgumentError
@@ -14,7 +15,7 @@ from vdnn.planning.training.cycle import cycle_of
 from vdnn.planning.training.cycle_parts import CycleParts
 from vdnn.planning.training.native_cycle import native_cycle_of, step_ns_of
 from vdnn.planning.training.placement import Allowed, Placement, State, unit_choices
-from vdnn.planning.training.simulate_cycle import simulate_training
+from vdnn.planning.training.simulate_cycle import cycle_with_room, simulate_training
 
 _FREE = Allowed(cpu_steps=True, deferred=True, in_backward=True)
 
@@ -26,22 +27,27 @@ def random_placement(case: RandomTraining, draw: random.Random) -> Placement:
         draw.choice(_FREE.step_times(training)),
         slice_bytes=draw.choice([8 << 20, 1 << 30]),
         overlap=draw.choice([1, 2, 4]),
-        linger=draw.choice([0.0, 0.5, 1.0]),
-        linger_saves=draw.choice([0.0, 0.5, 1.0]),
-        waits=draw.random() < 0.2,
-        stale=draw.random() < 0.2,
+        room_share_of_steps=draw.choice([0.0, 0.5, 1.0]),
+        room_share_of_passes=draw.choice([0.0, 0.5, 1.0]),
+        forward_waits_for_steps=draw.random() < 0.2,
+        delayed_update=draw.random() < 0.2,
     )
 
 
-def test_both_simulations_take_equally_long() -> None:
+def test_both_simulations_agree_in_time_memory_and_spans() -> None:
     slower = 0
     for seed in range(120):
         case, draw = random_training(seed, 5), random.Random(seed)
         placement = random_placement(case, draw)
-        cycle = native_cycle_of(cycle_of(case.training, placement))
-        budget_bytes = max(*cycle.needed_bytes, case.budget_bytes)
-        step = simulate_training(case.training, case.machine, placement, budget_bytes)
-        assert step_ns_of(case.training, case.machine, placement, cycle, budget_bytes) == step.step_ns, seed
+        budget_bytes = max(*cycle_of(case.training, placement).needed_bytes, case.budget_bytes)
+        step = simulate_training(case.training, case.machine, placement, budget_bytes, with_spans=True)
+        reference = simulated_cycle(case.training, case.machine, placement, budget_bytes)
+        assert step.step_ns == max(round(reference.step_ns), step.issue_ns), seed
+        assert list(step.held) == reference.held, seed
+        assert list(step.spans) == reference.spans, seed
+        cycle = cycle_with_room(case.training, case.machine, placement, budget_bytes)
+        assert [(one.nbytes, one.task, one.bound) for one in cycle.outs] == reference.outs, seed
+        assert [(one.nbytes, one.task, one.bound) for one in cycle.ins] == reference.ins, seed
         slower += step.slowdown > 1.01
     assert slower > 60  # most of them wait for copies
 
@@ -78,7 +84,7 @@ def test_a_cycle_of_parts_is_the_whole_cycle() -> None:
 )
 def test_a_copy_that_is_not_whole_is_refused(unit: int, bring_back: list[int], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
-        _C.training_step_ns(
+        _C.TrainingCycle(
             kinds=[0, 1],
             durations_ns=[1, 1],
             needed_bytes=[0, 0],
@@ -88,11 +94,9 @@ def test_a_copy_that_is_not_whole_is_refused(unit: int, bring_back: list[int], m
             cpu_steps=[],
             units=1,
             overlap=1,
-            linger=0.0,
-            linger_saves=0.0,
+            room_share_of_steps=0.0,
+            room_share_of_passes=0.0,
             clips=True,
-            waits=False,
-            stale=False,
-            rates=(1.0, 1.0, 1.0, 1.0, 1.0, 0.0),
-            budget_bytes=1,
+            forward_waits_for_steps=False,
+            delayed_update=False,
         )

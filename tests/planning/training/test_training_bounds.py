@@ -37,8 +37,8 @@ def best_of_random_placements(case: RandomTraining, step_time: StepTime, draw: r
             step_time,
             slice_bytes=draw.choice([_SLICE, 24 << 20, 64 << 20, 1 << 30]),
             overlap=draw.choice([1, 2, 4, 8]),
-            linger=draw.choice([0.0, 0.25, 0.5, 1.0]),
-            linger_saves=draw.choice([0.0, 0.25, 0.5, 1.0]),
+            room_share_of_steps=draw.choice([0.0, 0.25, 0.5, 1.0]),
+            room_share_of_passes=draw.choice([0.0, 0.25, 0.5, 1.0]),
         )
         cycle = native_cycle_of(cycle_of(training, placement))
         if max(cycle.needed_bytes) <= case.budget_bytes and cycle.host_bytes <= machine.host_bytes:

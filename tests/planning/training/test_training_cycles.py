@@ -152,21 +152,23 @@ def test_copies_that_linger_leave_the_link_busy_beyond_the_step() -> None:
     training = Training("four units", tuple(unit(str(index), step_ns=0) for index in range(4)))
     # 24 GB of state cross the link in and out. What came early or leaves late does so beside forward and backward.
     placement = all_alike(training, UnitPlacement(state=State.HOST))
-    prompt, lingers = (
-        simulated(training, replace(placement, slice_bytes=GB, linger=linger), budget_bytes=22 * GB)
-        for linger in (0.0, 0.5)
+    prompt, unhurried = (
+        simulated(training, replace(placement, slice_bytes=GB, room_share_of_steps=share), budget_bytes=22 * GB)
+        for share in (0.0, 0.5)
     )
-    assert lingers.step_ns < prompt.step_ns
-    assert lingers.peak_bytes <= 22 * GB
+    assert unhurried.step_ns < prompt.step_ns
+    assert unhurried.peak_bytes <= 22 * GB
 
 
 def test_a_step_that_is_waited_for_holds_up_the_whole_forward() -> None:
     training = Training("two units", (unit("a"), unit("b")))
     placement = all_alike(training, UnitPlacement(streams=True, gradient_leaves=True, state=State.CPU))
     on = machine(cpu_bytes_per_s=100e9)
-    alone, waits = (simulated(training, replace(placement, waits=waits), on) for waits in (False, True))
+    alone, waiting = (
+        simulated(training, replace(placement, forward_waits_for_steps=waits), on) for waits in (False, True)
+    )
     # Each step takes 140 ms: without waiting, the forward of the first unit begins after its own.
-    assert waits.step_ns - alone.step_ns == pytest.approx(20 * MS, abs=15 * MS)
+    assert waiting.step_ns - alone.step_ns == pytest.approx(20 * MS, abs=15 * MS)
 
 
 @pytest.mark.parametrize("seed", range(60))

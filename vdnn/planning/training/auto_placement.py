@@ -47,11 +47,11 @@ _NOTHING_GB = 1e-6  # an estimate may be so much over the budget
 _CLOSE = 0.002  # a step that is so near its bound is good enough
 _SLICES = (LEAST_SLICE, 512 << 20, 1 << 30, 2 << 30)
 _OVERLAPS = (1, 2, 4, 8)
-_LINGERS = (0.0, 0.25, 0.5, 0.75, 1.0)
-_SEARCHED_SHAPE = ("linger", "linger_saves", "overlap")
+_ROOM_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+_SEARCHED_SHAPE = ("room_share_of_steps", "room_share_of_passes", "overlap")
 _ROOMS: tuple[list[dict[str, Any]], ...] = (
-    [{"linger": share} for share in _LINGERS],
-    [{"linger_saves": share} for share in _LINGERS],
+    [{"room_share_of_steps": share} for share in _ROOM_SHARES],
+    [{"room_share_of_passes": share} for share in _ROOM_SHARES],
     [{"overlap": tasks} for tasks in _OVERLAPS],
 )
 _SHAPES = (*_ROOMS, [{"slice_bytes": nbytes} for nbytes in _SLICES], *_ROOMS)
@@ -304,7 +304,7 @@ class _Search:
 
 def _at_once(placement: Placement) -> Placement:
     """The same with copies to the host that give back their memory at once."""
-    return replace(placement, linger=0.0, linger_saves=0.0)
+    return replace(placement, room_share_of_steps=0.0, room_share_of_passes=0.0)
 
 
 def _strides(count: int) -> Iterator[int]:

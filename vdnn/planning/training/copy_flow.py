@@ -152,7 +152,7 @@ class CopyFlow:
             program.require([*moved, *((column, -1.0) for column in done)], 0.0)
 
     def _rates(self, into: bool, out: bool, cpu: bool) -> tuple[float, float, float]:
-        """The rates of those that run at once, as in simulate_cycle.py."""
+        """The rates of those that run at once, as in csrc/planning/training_cycle.h."""
         link, machine = self._machine.link, self._machine
         rates = [
             link.to_device_bytes_per_s / GB if into else 0.0,

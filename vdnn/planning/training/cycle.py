@@ -59,7 +59,6 @@ class Move:
     follows_step: bool = False  # a copy in that needs the stepped parameters
     feeds_step: bool = False  # a copy out that the step on the CPU needs
     brings_back: Move | None = None  # the copy out of the same bytes, which has to be done
-    completed: int = 0  # how many times a simulation has done it
 
 
 @dataclass(slots=True)
@@ -74,11 +73,6 @@ class Cycle:
     ins: list[Move] = field(default_factory=list)
     cpu_steps: list[int] = field(default_factory=list)
     host_bytes: int = 0
-    overlap: int = 1
-    linger: float = 0.0
-    linger_saves: float = 0.0
-    waits: bool = False
-    stale: bool = False
 
     @property
     def needed(self) -> list[dict[ByteClass, int]]:
@@ -125,22 +119,15 @@ def tasks_of(training: Training, placement: Placement, only: int | None = None) 
 def cycle_of(
     training: Training, placement: Placement, only: int | None = None, tasks: list[Task] | None = None
 ) -> Cycle:
-    """The cycle with its needs and moves. The moves have no release or issue yet: see give_room(). With `only`, the
-    needs and moves of that unit and no other's. `tasks` are its tasks, if they are known."""
+    """The cycle with its needs and moves. The moves have no release or issue yet: see cycle_with_room(). With `only`,
+    it has the needs and moves of that unit alone. `tasks` are its tasks, if they are known."""
     return _Builder(training, placement, only, tasks or tasks_of(training, placement, only)).build()
 
 
 class _Builder:
     def __init__(self, training: Training, placement: Placement, only: int | None, tasks: list[Task]) -> None:
         self.training, self.placement, self.only = training, placement, only
-        self.cycle = Cycle(
-            tasks,
-            overlap=placement.overlap,
-            linger=placement.linger,
-            linger_saves=placement.linger_saves,
-            waits=placement.waits,
-            stale=placement.stale,
-        )
+        self.cycle = Cycle(tasks)
         self.count = len(self.cycle.tasks)
         self.at: dict[tuple[TaskKind, int, int], list[int]] = {}
         for index, task in enumerate(self.cycle.tasks):
@@ -219,7 +206,7 @@ class _Builder:
         if not one.streams:
             self._hold(ByteClass.PARAMETER, unit.parameter_bytes, 0, self.count - 1)
             if one.state is State.CPU:
-                need = 0 if self.placement.waits or self.placement.stale else uses[0]
+                need = 0 if self.placement.forward_waits_for_steps or self.placement.delayed_update else uses[0]
                 behind = self.last_backward if self.training.clips else uses[-1]
                 earliest = behind + 1 - self.count
                 self._in(
@@ -312,7 +299,9 @@ class _Builder:
             for step, part in zip(steps, parts_of(unit.gradient_bytes, len(steps) or 1), strict=False):
                 self._hold(ByteClass.GRADIENT, part, step, step)
                 self._in(ByteClass.GRADIENT, index, part, step, backwards[-1] + 1, brings_back=left)
-            copies = 2 if self.placement.stale and one.state is State.CPU else 1  # one steps while the other is written
+            copies = (
+                2 if self.placement.delayed_update and one.state is State.CPU else 1
+            )  # one steps while the other is written
             self.cycle.host_bytes += copies * unit.gradient_bytes
         if one.state is State.DEVICE:
             self._hold(ByteClass.STATE, unit.state_bytes, 0, self.count - 1)

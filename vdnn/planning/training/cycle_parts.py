@@ -58,7 +58,13 @@ class CycleParts:
     def cycle_of(self, placement: Placement) -> NativeCycle:
         """As the cycle of cycle.py."""
         on_cpu = tuple(one.state is State.CPU for one in placement.units)
-        key = (placement.step_time, placement.slice_bytes, placement.waits, placement.stale, on_cpu)
+        key = (
+            placement.step_time,
+            placement.slice_bytes,
+            placement.forward_waits_for_steps,
+            placement.delayed_update,
+            on_cpu,
+        )
         layout = self._layouts.get(key)
         if layout is None:
             if len(self._layouts) >= _MOST_LAYOUTS:

@@ -1,6 +1,6 @@
-"""The native form of a cycle, which the search simulates: it answers with the time of a step, and nothing else.
+"""The cycle of a training as the native core simulates it (csrc/planning/training_cycle.h), and the time of its step.
 
-simulate_cycle.py and room.py are the same algorithms in Python, and say what runs when. Tests compare both.
+The search needs no more than the time. simulate_cycle.py adds what the device holds and when each resource runs.
 """
 
 from __future__ import annotations
@@ -86,12 +86,31 @@ def native_moves_of(cycle: Cycle) -> tuple[list[NativeMove], list[NativeMove], l
     return list(map(native, cycle.outs)), list(map(native, cycle.ins)), bring_back
 
 
-def step_ns_of(
-    training: Training, machine: TrainingMachine, placement: Placement, cycle: NativeCycle, budget_bytes: int
-) -> int:
-    """The time of a step whose moves have no release or issue yet. The cycle is not changed."""
+def core_cycle(training: Training, placement: Placement, cycle: NativeCycle) -> _C.TrainingCycle:
+    """The cycle in the native core, which simulates it."""
+    return _C.TrainingCycle(
+        kinds=cycle.kinds,
+        durations_ns=cycle.durations_ns,
+        needed_bytes=cycle.needed_bytes,
+        outs=cycle.outs,
+        ins=cycle.ins,
+        bring_back=cycle.bring_back,
+        cpu_steps=[(unit, training.units[unit].host_step_bytes) for unit in cycle.cpu_steps],
+        units=len(training.units),
+        overlap=placement.overlap,
+        room_share_of_steps=placement.room_share_of_steps,
+        room_share_of_passes=placement.room_share_of_passes,
+        clips=training.clips,
+        forward_waits_for_steps=placement.forward_waits_for_steps,
+        delayed_update=placement.delayed_update,
+    )
+
+
+def rates_of(machine: TrainingMachine) -> tuple[float, float, float, float, float, float]:
+    """Bytes per nanosecond of both directions of the link, of both together, of the host's memory and of steps on the
+    CPU; and the latency of a copy."""
     link = machine.link
-    rates = (
+    return (
         link.to_device_bytes_per_s / 1e9,
         link.to_host_bytes_per_s / 1e9,
         link.duplex_bytes_per_s / 1e9,
@@ -99,24 +118,12 @@ def step_ns_of(
         machine.cpu_bytes_per_s / 1e9,
         float(link.latency_ns),
     )
-    device_ns = round(
-        _C.training_step_ns(
-            kinds=cycle.kinds,
-            durations_ns=cycle.durations_ns,
-            needed_bytes=cycle.needed_bytes,
-            outs=cycle.outs,
-            ins=cycle.ins,
-            bring_back=cycle.bring_back,
-            cpu_steps=[(unit, training.units[unit].host_step_bytes) for unit in cycle.cpu_steps],
-            units=len(training.units),
-            overlap=placement.overlap,
-            linger=placement.linger,
-            linger_saves=placement.linger_saves,
-            clips=training.clips,
-            waits=placement.waits,
-            stale=placement.stale,
-            rates=rates,
-            budget_bytes=placement.room_of(budget_bytes),
-        )
-    )
+
+
+def step_ns_of(
+    training: Training, machine: TrainingMachine, placement: Placement, cycle: NativeCycle, budget_bytes: int
+) -> int:
+    """The time of a step whose moves have no release or issue yet. The cycle is not changed."""
+    native = core_cycle(training, placement, cycle)
+    device_ns = round(native.step_ns(rates_of(machine), placement.room_of(budget_bytes)))
     return max(device_ns, issued_ns(training, machine, placement, len(cycle.outs) + len(cycle.ins)))

@@ -58,23 +58,27 @@ class UnitPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A unit's optimizer steps in slices of at most `slice_bytes` of state. A copy to the host has at least
-    `overlap` tasks to overlap with, where there is room. Late in a phase it has as many as `linger` of the room
-    holds after an optimizer's step, and `linger_saves` after other tasks. `waits`: no forward begins before all
-    steps on the CPU are done, and those of their parameters that stay on the device are back, as in programs whose
-    step() returns when all is done. `stale`: parameters that step on the CPU are those of one step earlier, so that
-    this step overlaps with a whole forward and backward. That is another training, and no search of vdnn plans it.
-    `room_bytes`: copies take room up to these bytes at most, if the budget is larger. A plan of a smaller budget, which
-    is as fast under a larger one, has its own."""
+    """A unit's optimizer steps in slices of at most `slice_bytes` of state.
+
+    * `overlap`: a copy to the host overlaps with at least this many tasks, if there is room.
+    * `room_share_of_steps`, `room_share_of_passes`: copies to the host that follow an optimizer's step, or a forward or
+      backward, may be spread over later tasks while their bytes take up to this share of the free room. The share that
+      they get grows from the first task of a phase to its last.
+    * `forward_waits_for_steps`: no forward begins before all steps on the CPU are done and the parameters of them that
+      stay on the device are back, as in programs whose step() returns when all is done.
+    * `delayed_update`: parameters that step on the CPU are those of one step earlier, so the step overlaps with a whole
+      forward and backward. That is another training, and no search of vdnn plans it.
+    * `room_bytes`: copies take room up to these bytes, also if the budget is larger. A plan that was made for a smaller
+      budget and is as fast under a larger one keeps its own."""
 
     units: tuple[UnitPlacement, ...]
     step_time: StepTime = StepTime.END
     slice_bytes: int = 256 << 20
     overlap: int = 1
-    linger: float = 0.0
-    linger_saves: float = 0.0
-    waits: bool = False
-    stale: bool = False
+    room_share_of_steps: float = 0.0
+    room_share_of_passes: float = 0.0
+    forward_waits_for_steps: bool = False
+    delayed_update: bool = False
     room_bytes: int | None = None
 
     def room_of(self, budget_bytes: int) -> int:

@@ -1,8 +1,8 @@
 """Executes the plan of a whole training on a device in virtual time, as a program of streams and events.
 
-What a runtime would issue is issued here, in the order of the tasks: computing waits for the copies that it needs and
-for those whose memory it takes over, copies wait for the task that gives them their memory or bytes, and steps on the
-CPU for their gradients. So this knows nothing of how a plan was simulated, but what it predicts has to come out.
+The program issues the tasks in their order, as a runtime would. Computing waits for the copies that it needs, and for
+copies to the host whose memory it takes over. A copy waits for the task that gives it its memory or bytes, and a step
+on the CPU for its gradient. The program does not know how the plan was simulated, and has to give the same times.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from vdnn.planning.training.cycle import ByteClass, Cycle, Move, TaskKind, cycle_of
+from vdnn.planning.training.cycle import ByteClass, Cycle, Move, TaskKind
 from vdnn.planning.training.placement import Placement
-from vdnn.planning.training.room import give_room
+from vdnn.planning.training.simulate_cycle import cycle_with_room
 from vdnn.planning.training.training import Training, TrainingMachine
 from vdnn.runtime.machine.shared_device import MachineEngine, SharedDevice, StreamPoint
 
@@ -51,10 +51,8 @@ def execute_training(
     training: Training, machine: TrainingMachine, placement: Placement, budget_bytes: int, steps: int = _STEPS
 ) -> ExecutedTraining:
     """Issues `steps` steps, and runs them."""
-    cycle = cycle_of(training, placement)
-    needed = tuple(cycle.needed_bytes)
-    give_room(cycle, machine, placement.room_of(budget_bytes))
-    program = _Program(training, SharedDevice(machine), cycle, needed)
+    cycle = cycle_with_room(training, machine, placement, budget_bytes)
+    program = _Program(training, SharedDevice(machine), placement, cycle)
     ends = [program.issue_step(turn) for turn in range(steps)]
     device = program.device
     device.run()
@@ -72,8 +70,8 @@ class _Program:
     """Issues step after step. Memory belongs to a copy to the device from the task on at which it is issued, and to one
     to the host until the task that takes it over."""
 
-    def __init__(self, training: Training, device: SharedDevice, cycle: Cycle, needed: tuple[int, ...]) -> None:
-        self.training, self.device, self.cycle, self.needed = training, device, cycle, needed
+    def __init__(self, training: Training, device: SharedDevice, placement: Placement, cycle: Cycle) -> None:
+        self.training, self.device, self.placement, self.cycle = training, device, placement, cycle
         self.count = len(cycle.tasks)
         self.peak_bytes = 0
         self.arrived_bytes = 0
@@ -103,7 +101,7 @@ class _Program:
             for event in self._releases.pop(now, ()):
                 self.device.wait(self._compute, event)
             self._moving_bytes += self._allocated.pop(now, 0)
-            self.peak_bytes = max(self.peak_bytes, self.needed[place] + self._moving_bytes)
+            self.peak_bytes = max(self.peak_bytes, self.cycle.needed_bytes[place] + self._moving_bytes)
             self._begun.append(self.device.record(self._compute))
             self._issue_ins(now)
             for nbytes, event in self._arrivals.pop(now, ()):
@@ -145,8 +143,9 @@ class _Program:
             return found
         if move.unit not in self.cycle.cpu_steps:
             return found + self._written.get((move.unit, turn - 1 + self._steps_first), [])
-        when = turn - 1 - self.cycle.stale
-        steps = [(unit, when) for unit in (self.cycle.cpu_steps if self.cycle.waits else [move.unit])]
+        when = turn - 1 - self.placement.delayed_update
+        awaited = self.cycle.cpu_steps if self.placement.forward_waits_for_steps else [move.unit]
+        steps = [(unit, when) for unit in awaited]
         if when < 0:
             return found
         return found + [self._stepped[one] for one in steps] if all(one in self._stepped for one in steps) else None

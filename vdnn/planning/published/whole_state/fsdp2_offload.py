@@ -21,7 +21,7 @@ ALL_AWAY = UnitPlacement(streams=True, gradient_leaves=True, state=State.CPU)
 
 
 def place_fsdp2_offload(training: Training, machine: TrainingMachine, budget_bytes: int) -> Placement | None:
-    away = alike(training, ALL_AWAY, waits=True)
+    away = alike(training, ALL_AWAY, forward_waits_for_steps=True)
     return first_that_fits(training, machine, budget_bytes, with_or_without_checkpoints(training, away))
 
 

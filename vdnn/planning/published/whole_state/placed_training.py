@@ -48,8 +48,12 @@ def with_or_without_checkpoints(training: Training, placement: Placement) -> Ite
     yield checkpointed(training, placement)
 
 
-def alike(training: Training, unit: UnitPlacement, *, waits: bool = False, stale: bool = False) -> Placement:
-    return Placement(with_parameters(training, unit), waits=waits, stale=stale)
+def alike(
+    training: Training, unit: UnitPlacement, *, forward_waits_for_steps: bool = False, delayed_update: bool = False
+) -> Placement:
+    return Placement(
+        with_parameters(training, unit), forward_waits_for_steps=forward_waits_for_steps, delayed_update=delayed_update
+    )
 
 
 def with_parameters(training: Training, unit: UnitPlacement) -> tuple[UnitPlacement, ...]:

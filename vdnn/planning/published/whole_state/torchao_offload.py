@@ -20,7 +20,7 @@ from vdnn.planning.training.training import Training, TrainingMachine
 
 
 def place_torchao_offload(training: Training, machine: TrainingMachine, budget_bytes: int) -> Placement | None:
-    resident = alike(training, ON_CPU, waits=True)
+    resident = alike(training, ON_CPU, forward_waits_for_steps=True)
     return first_that_fits(training, machine, budget_bytes, with_or_without_checkpoints(training, resident))
 
 

@@ -26,7 +26,7 @@ def place_twin_flow(training: Training, machine: TrainingMachine, budget_bytes: 
     for tenths in range(_RATIOS + 1):
         on_cpu = set(trained[len(trained) * (_RATIOS - tenths) // _RATIOS :])
         units = tuple(ON_CPU if index in on_cpu else UnitPlacement() for index in range(len(training.units)))
-        first, second = with_or_without_checkpoints(training, Placement(units, waits=True))
+        first, second = with_or_without_checkpoints(training, Placement(units, forward_waits_for_steps=True))
         kept.append(first)
         recomputed.append(second)
     found = [first_that_fits(training, machine, budget_bytes, ones) for ones in (kept, recomputed)]

@@ -24,11 +24,15 @@ ON_CPU = UnitPlacement(gradient_leaves=True, state=State.CPU)
 
 
 def place_zero_offload(training: Training, machine: TrainingMachine, budget_bytes: int) -> Placement | None:
-    return first_that_fits(training, machine, budget_bytes, _candidates(training, alike(training, ON_CPU, waits=True)))
+    return first_that_fits(
+        training, machine, budget_bytes, _candidates(training, alike(training, ON_CPU, forward_waits_for_steps=True))
+    )
 
 
 def place_zero_offload_delayed(training: Training, machine: TrainingMachine, budget_bytes: int) -> Placement | None:
-    return first_that_fits(training, machine, budget_bytes, _candidates(training, alike(training, ON_CPU, stale=True)))
+    return first_that_fits(
+        training, machine, budget_bytes, _candidates(training, alike(training, ON_CPU, delayed_update=True))
+    )
 
 
 def _candidates(training: Training, placement: Placement) -> Iterator[Placement]:
