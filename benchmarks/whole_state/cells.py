@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks.whole_state.decoders import MODELS, Decoder, recomputed_ns, training_of
+from benchmarks.whole_state.executed_placement import execute_training
 from benchmarks.whole_state.machines import MACHINES, Machine
 from vdnn.errors import BudgetError, InvalidArgumentError
 from vdnn.planning.published.whole_state import WHOLE_STATE_POLICIES
@@ -15,7 +16,6 @@ from vdnn.planning.training.placement import EXACT, Allowed, Placement
 from vdnn.planning.training.simulate_cycle import simulate_training
 from vdnn.planning.training.training import Training
 from vdnn.planning.training.training_bound import training_bound
-from vdnn.runtime.rehearsal.executed_training import execute_training
 
 SHARES = (1.0, 0.8, 0.6, 0.45, 0.3)  # of the card's memory
 FREE = Allowed(cpu_steps=True, deferred=True)

@@ -103,6 +103,10 @@ def copied(folder: Path) -> Path:
     return copy
 
 
+# All other paths of the table are in vdnn/.
+OUTSIDE_THE_PACKAGE = ("csrc/", "benchmarks/")
+
+
 def compiled(copy: Path) -> bool:
     environment = {**os.environ, "VDNN_BUILD_TESTING": "ON", "VDNN_NVCC": "OFF"}
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
@@ -112,7 +116,7 @@ def compiled(copy: Path) -> bool:
 def lane_of(copy: Path, mutant: Mutant, lanes: list[str]) -> tuple[str, str | None]:
     """The first lane that finds the fault, and the test."""
     is_native = mutant.path.startswith("csrc/")
-    path = copy / (mutant.path if is_native else f"vdnn/{mutant.path}")
+    path = copy / (mutant.path if mutant.path.startswith(OUTSIDE_THE_PACKAGE) else f"vdnn/{mutant.path}")
     text = path.read_text()
     if text.count(mutant.anchor) != 1:
         return "error", f"the anchor is there {text.count(mutant.anchor)} times"

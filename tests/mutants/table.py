@@ -57,7 +57,7 @@ MUTANTS = [
         ("planning/bound/stall_program.py", "* (present + 1) > room]", "* (present + 1) >= room]"),
     ),
     *_of(
-        "planning/training planning/published runtime/rehearsal/test_executed_training.py",
+        "planning/training planning/published benchmarks/test_executed_placements.py",
         (
             "planning/training/cycle.py",
             "max(earliest, self.last_backward + 1)",
@@ -82,6 +82,19 @@ MUTANTS = [
         ),
     ),
     *_of(
+        "benchmarks/test_executed_placements.py benchmarks/test_shared_device.py",
+        (
+            "benchmarks/whole_state/executed_placement.py",
+            "turn - 1 - self.placement.delayed_update",
+            "turn - self.placement.delayed_update",
+        ),
+        (
+            "benchmarks/whole_state/shared_device.py",
+            "if event.position > self._streams",
+            "if event.position >= self._streams",
+        ),
+    ),
+    *_of(
         "house/test_bytesize.py",
         ("bytesize.py", "UNITS[unit] * 0.999995", "UNITS[unit]"),
         ("bytesize.py", "if count > MAX_BYTES:", "if count >= MAX_BYTES:"),
@@ -100,7 +113,6 @@ MUTANTS = [
         ),
         ("runtime/machine/roofline.py", "max(traffic_ns, arithmetic_ns)", "min(traffic_ns, arithmetic_ns)"),
         ("runtime/machine/operation_class.py", "channels < _FEW_CHANNELS", "channels <= _FEW_CHANNELS"),
-        ("runtime/machine/shared_device.py", "if event.position > self._streams", "if event.position >= self._streams"),
         ("runtime/machine/virtual_machine.py", "self.peak_bytes <= self.profile", "self.peak_bytes >= self.profile"),
     ),
     *_of(
@@ -188,7 +200,6 @@ MUTANTS = [
         ("runtime/rehearsal/made_warm_up.py", "has_written or found != self._made", "found != self._made"),
         ("runtime/rehearsal/made_warm_up.py", "random_before != _random_states()", "False"),
         ("runtime/rehearsal/made_warm_up.py", "return self._are_storages_the_same()", "return True"),
-        ("runtime/rehearsal/executed_training.py", "turn - 1 - self.cycle.stale", "turn - self.cycle.stale"),
         ("runtime/rehearsal/expectations.py", "Expectation(left * right)", "Expectation(left + right)"),
         ("runtime/rehearsal/fused_attention.py", "query.dtype is not torch.float32 and not is_half", "False"),
         ("runtime/rehearsal/cuda_shaped.py", "if not training or p == 0.0 or inplace:", "if p == 0.0:"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies
 
 from tests.drawn import examples
 from tests.planning.recordings import LINKS, any_recomputable_recording, any_recording, chain, recomputable
+from tests.planning.reference.recompute_choice import gaps_of_recomputed
 from vdnn.planning.bound.lower_bound import host_bound_ns
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import gaps_of
@@ -18,7 +19,6 @@ from vdnn.planning.policies.plan_policy import PlanRequest
 from vdnn.planning.recomputing import candidates_of, with_recomputes
 from vdnn.planning.search.auto import Auto
 from vdnn.planning.search.step_model import (
-    gaps_of_recomputed,
     make_link_model,
     make_recorded_step,
     make_step_model,

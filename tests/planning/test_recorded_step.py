@@ -7,12 +7,13 @@ from hypothesis import given, settings, strategies
 
 from tests.drawn import examples
 from tests.planning.recordings import LINKS, any_recomputable_recording, chain
+from tests.planning.reference.recompute_choice import gaps_of_recomputed
 from vdnn.errors import InvalidArgumentError
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import gaps_of
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.recomputing import candidates_of, with_recomputes
-from vdnn.planning.search.step_model import gaps_of_recomputed, make_link_model, make_recorded_step, make_step_model
+from vdnn.planning.search.step_model import make_link_model, make_recorded_step, make_step_model
 from vdnn.step.recording import Recording
 
 

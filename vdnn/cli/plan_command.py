@@ -286,7 +286,7 @@ _OF_TRAININGS = {
     "shard": "--shard",
 }
 AUTO_PASSES = "auto"
-# Options that only plans of one step have, with what they are if they are not given.
+# Options that only plans of one step have, with their defaults.
 _OF_STEPS = {
     "policy": ("--policy", "auto"),
     "compare": ("--compare", None),

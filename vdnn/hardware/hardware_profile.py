@@ -38,7 +38,7 @@ BY_CLASS = ("efficiency", "fill_ns", "tile_overhead")
 # Figures of the host that the card is in, which a profile may lack. Bytes and bytes per second, and a count of cores.
 HOST_FIGURES = ("memory_bytes", "memory_bytes_per_s", "step_bytes_per_s", "cores")
 
-# The time of a usual host for what it issues, which a profile has all of or none: see host_figures.py.
+# The times in which a usual host issues operations. A profile has all of these figures or none: see host_figures.py.
 ISSUE_FIGURES = ("operation", "launch", "save", "copy", "recompute")
 
 # What libraries keep for the whole process, which a profile may lack: cuBLAS's workspaces, which torch's allocator

@@ -1,4 +1,4 @@
-"""HostFigures: the time that a host needs to issue what a step runs on the device, from a hardware profile."""
+"""HostFigures: the times in which a host issues the operations of a step, from a hardware profile."""
 
 from __future__ import annotations
 

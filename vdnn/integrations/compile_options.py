@@ -44,11 +44,11 @@ def compile_options(
 
         model = torch.compile(model, options=vdnn.compile_options(budget="12GiB"))
 
-    A region is a graph that torch compiles; each has the whole budget for itself. Its inputs (parameters among them)
-    and outputs count, and what is saved for backward and on the device, each storage once. Gradients and the memory
-    that a kernel needs while it runs do not. What does not fit is recomputed in backward, or offloaded to pinned memory
-    and reloaded ahead of its use, whichever takes less time. Gradients are those of torch.compile without these
-    options, but for the last bits where Inductor fuses recomputed operations with others. Needs torch 2.13.
+    A region is a graph that torch compiles; each has the whole budget for itself. Its inputs (parameters among them),
+    its outputs and the tensors saved for backward count while they are on the device, each storage once. Gradients and
+    the memory that a kernel needs while it runs do not. What does not fit is recomputed in backward, or offloaded to
+    pinned memory and reloaded ahead of its use, whichever takes less time. Gradients are those of torch.compile without
+    these options, but for the last bits where Inductor fuses recomputed operations with others. Needs torch 2.13.
 
     Args:
         budget: bytes, or a text such as "12GiB".
@@ -59,10 +59,9 @@ def compile_options(
 
     Raises:
         CombinationError: these options are given twice, or another partitioner is set.
-        TorchMissingError: this torch lacks what is needed.
-        InvalidArgumentError: the budget is not a size. Also while torch compiles, if no choice fits the budget, and a
-            CombinationError if something would be offloaded under CUDA graphs: torch wraps both in its
-            BackendCompilerFailed.
+        TorchMissingError: this version of torch lacks a needed interface. InvalidArgumentError: the budget is not a
+        size. Also while torch compiles, if no choice fits the budget, and a CombinationError if something would be
+        offloaded under CUDA graphs: torch wraps both in its BackendCompilerFailed.
     """
     joint_graph.require_partitioner()
     others = dict(options or {})

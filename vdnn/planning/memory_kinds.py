@@ -11,8 +11,8 @@ from vdnn.step.recording import PointKind, Recording
 @dataclass(frozen=True, slots=True)
 class MemoryKinds:
     """Bytes of each kind. `feature_maps`: storages that are saved for the backward pass and may be moved.
-    `gradient_maps`: the most that the backward pass needs besides, less the parameters' gradients that `gradients`
-    counts. `workspace`: the most that the forward pass needs besides. `floor`: the least total that any plan reaches.
+    `gradient_maps`: the peak of the backward pass beyond all these, less the parameters' gradients that `gradients`
+    counts. `workspace`: the peak of the forward pass beyond all these. `floor`: the least total that any plan reaches.
     """
 
     parameters: int

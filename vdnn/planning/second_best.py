@@ -28,7 +28,8 @@ _MOVES = 40  # evaluations of moves for each trial
 @dataclass(frozen=True, slots=True)
 class StorageChoice:
     """The action for a lifetime and its second best. `recompute`: the operation that recomputes or could recompute it.
-    `more_ns`: what the second best action would add to the step. Both are None if no other action fits the budget.
+    `more_ns`: the time that the second best action would add to the step. Both are None if no other action fits the
+    budget.
     `unfitting`: the actions that were tried and would not fit."""
 
     lifetime: int

@@ -6,12 +6,12 @@ copies to the host; the plan's reloads are issued, the next used first. A plan f
 
 [Note: The host lane] The device runs nothing before the host has issued it. The host needs `issue_ns` of a point for
 the operations since the previous one, recomputes included, and for each copy the time that the costs give. At a point
-the compute stream goes on when it has computed and the host has issued all so far; a copy begins no earlier than the
-host has issued it. If the program synchronizes, host and device begin each step together. If not, the host runs ahead,
-also into the next step, and what it gained in one step it keeps: step follows step as fast as the slower of the two
-allows, which is the longer of the step on a host that takes no time and the time in which the host issues it. A step
-that the device bounds is shown as it is once the host is far enough ahead; one that the host bounds, with the lead that
-one step leaves to the next.
+the compute stream continues when it has computed and the host has issued everything up to there; a copy begins no
+earlier than the host has issued it. If the program synchronizes, host and device begin each step together. If not, the
+host runs ahead, also into the next step, and keeps its lead. Steps then follow each other as fast as the slower of the
+two allows: the device, with a host that takes no time, or the host, which issues the step. A step that the device
+bounds is shown as it is once the host is far enough ahead; one that the host bounds, with the lead that one step leaves
+to the next.
 """
 
 from __future__ import annotations

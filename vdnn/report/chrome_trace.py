@@ -128,7 +128,7 @@ class _Process:
         return self._slice(row, f"{word} {self._storage(copy.lifetime)}", copy.begin_ns, copy.end_ns, about)
 
     def _bytes(self) -> Iterator[Event]:
-        """The counter of allocated bytes: the peak of each interval at its begin, and the bytes at its end."""
+        """The counter of allocated bytes: the peak of each interval at its start, and the bytes at its end."""
         now = 0
         for mark in self._timeline.marks:
             yield self._counted(now, mark.peak_bytes)

@@ -67,9 +67,9 @@ class PlanReport:
     """The result of planning one step.
 
     `executed` is the same step run under the plan, in virtual time or on a device; in virtual time it is that of the
-    device alone, whose operations no host has to issue. `advice` is what a user should know about this plan, if there
-    is anything. `storages` has the reasons for the actions of the largest storages. `stand_ins` names each answer that
-    the rehearsed step got in place of a value that depends on data. `libraries` is the memory of libraries.
+    device alone, whose operations no host has to issue. `advice` has sentences for the user about this plan, if there
+    are any. `storages` has the reasons for the actions of the largest storages. `stand_ins` names each answer that the
+    rehearsed step got in place of a value that depends on data. `libraries` is the memory of libraries.
     """
 
     model: str

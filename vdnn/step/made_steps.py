@@ -161,7 +161,7 @@ def _resized_recomputes(steps: Sequence[Recording], more: Callable[[Amounts], li
 
 def with_recomputes_of(other: Recording, recording: Recording) -> Recording:
     """The recording with the recomputes of another one of its kind, as much larger as their storages are. A step that
-    follows a plan looks for none itself. A save that the other one has not (an expert that had no tokens) gets the
+    follows a plan looks for none itself. A save that the other step does not have (an expert without tokens) gets the
     recompute of the save that differs from it in numbers only."""
     if any(one.recompute is not None for one in recording.lifetimes):
         return recording

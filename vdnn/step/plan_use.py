@@ -56,7 +56,7 @@ class PlanSummary:
 class PlanUse:
     """`plans` are those that the session has now, of each kind the smallest first. `made` counts all that it ever made,
     and `tightened` those of them that it made again for less memory, because a step took more than its plan said, or
-    more was allocated before it. `last` is what the last finished step followed."""
+    more was allocated before it. `last` says which plan the last finished step followed."""
 
     plans: tuple[PlanSummary, ...]
     recorded: int

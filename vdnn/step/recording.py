@@ -59,7 +59,7 @@ class Point:
     `compute_ns` is the compute time since the previous point. `allocated_bytes` are the bytes allocated at this point,
     and `peak_bytes` the most since the previous point, both with everything kept. `operation` is the node of the graph
     that used the storage, such as "ConvolutionBackward0"; "" at a save and outside a backward pass. `issue_ns` is the
-    time in which the host issues what is computed since the previous point; 0 if nothing is known of the host.
+    time in which the host issues the operations since the previous point; 0 if nothing is known of the host.
     """
 
     kind: PointKind
@@ -80,7 +80,7 @@ class Recompute:
     from `known_point` on. The recompute needs at most `extra_bytes` above the bytes allocated before it, including the
     storage itself. A codec keeps `kept_bytes` and reads only those; its encoding takes `discard_ns` right before
     `known_point`, and at most `discard_bytes`, including the kept bytes. The host needs `issue_ns` for the recompute,
-    and `discard_issue_ns` for what a codec encodes.
+    and `discard_issue_ns` for the encoding of a codec.
     """
 
     operation: str

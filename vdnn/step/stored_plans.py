@@ -69,7 +69,7 @@ class StoredSizedPlan:
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """The recorded steps and plans of one kind. `is_later`: of micro-batches that are not the first of their step."""
+    """The recorded steps and plans of one kind. `is_later`: its micro-batches are not the first of their step."""
 
     is_later: bool
     records_all: bool

@@ -35,7 +35,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The compute stream at one point: it reached the point at `begin_ns`, stalled, and went on at `end_ns`.
+    """The compute stream at one point: it reached the point at `begin_ns`, stalled, and continued at `end_ns`.
 
     `allocated_bytes` are the bytes allocated at `end_ns`; `peak_bytes` is the most since the previous mark. Before
     `begin_ns` the compute stream waited `host_stall_ns` for the host, which had not issued its operations yet.

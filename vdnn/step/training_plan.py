@@ -1,4 +1,5 @@
-"""TrainingPlan: what leaves the device of each parameter of a model, its gradient and its state, for a session."""
+"""TrainingPlan: whether each parameter of a model, its gradient and its state leave the device, for a session to
+follow."""
 
 from __future__ import annotations
 

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 
 from tests.planning.reference.local_search import Search
 from tests.planning.reference.move_search import first_choices
+from vdnn import _C
+from vdnn.planning.gaps import Gap
 from vdnn.planning.policies.plan_policy import PlanRequest
 from vdnn.planning.recomputing import candidates_by_issue, candidates_of, cost_ns, host_cost_ns
 from vdnn.planning.search.effort import Effort
-from vdnn.planning.search.step_model import gaps_of_recomputed, make_link_model, make_recorded_step
+from vdnn.planning.search.step_model import make_link_model, make_recorded_step
 
 # Trials for a step of one point; longer steps get fewer.
 _EFFORT = 120_000
@@ -35,6 +37,11 @@ _SINGLES = 6  # added or removed singly in one round
 _PAIRS = 3  # of these, exchanged with each other
 _MOST_DISTURBED = 4  # candidates that a disturbance adds or removes
 _MOST_STALE = 20  # the search ends after this many disturbed choices in a row that were seen before
+
+
+def gaps_of_recomputed(recomputed: _C.RecomputedStep) -> tuple[Gap, ...]:
+    """The gaps of a step with its recomputes."""
+    return tuple(map(Gap._make, recomputed.gaps))
 
 
 @dataclass(frozen=True, slots=True)

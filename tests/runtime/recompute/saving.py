@@ -29,6 +29,11 @@ from vdnn.runtime.recompute import (
 from vdnn.runtime.storage.packed_view import PackedView
 
 
+def operation_names(recipe: Recipe) -> tuple[str, ...]:
+    """The names, in the order in which the operations run."""
+    return tuple(step.operation.name for step in recipe.steps)
+
+
 class StandIn(PackedView):
     """A managed save that is always on the device."""
 
@@ -123,7 +128,7 @@ class Saving:
                 self.failures.append(f"{recipe.name}: asked for {len(asked)} operands of {len(recipe.operands)}")
         self.recipes.append(recipe)
         self.names[recipe.name] += 1
-        self.operations.update(recipe.operation_names)
+        self.operations.update(operation_names(recipe))
 
     def _compared(self, recipe: Recipe, tensor: torch.Tensor, unpack: Any) -> None:
         try:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import vdnn
-from tests.runtime.recompute.saving import Saving
+from tests.runtime.recompute.saving import Saving, operation_names
 from tests.runtime.rigs.settled_steps import settling_of
 from tests.runtime.rigs.virtual_training import recompute_all
 from vdnn.errors import RecomputeError
@@ -202,7 +202,7 @@ def test_a_recipe_that_a_trial_finds_wrong_at_one_length_is_tried_at_each_other_
             tried.clear()
             assert all(map(torch.equal, expected, trained.step(length)))
             session.step()
-            counts.append(sum("tanh" in one.operation_names for one in by_row(tried)))
+            counts.append(sum("tanh" in operation_names(one) for one in by_row(tried)))
     assert counts[0] == counts[1] == counts[2] == 3
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.runtime.recompute.saving import Saving
+from tests.runtime.recompute.saving import Saving, operation_names
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
 from tests.runtime.unusual.small_networks import steps_on
 from vdnn.runtime.recompute import observe
@@ -176,7 +176,7 @@ def test_products_of_which_none_saves_the_other_have_a_recipe_only_under_the_sam
         made = (made @ constant).neg()
         before = len(saving.recipes)
         made * torch.ones((), requires_grad=True)
-    found = [recipe.operation_names for recipe in saving.recipes[before:]]
+    found = [operation_names(recipe) for recipe in saving.recipes[before:]]
     assert found == ([] if inner is _mkldnn_off else [("mm", "mm", "neg")])
 
 

@@ -50,7 +50,7 @@ class Bound:
     recomputes: frozenset[int] = frozenset()
 
     def gap(self, step_ns: int) -> float:
-        """The most that a plan with this step can be from optimal, as a fraction."""
+        """The largest possible distance of a plan with this step from the optimum, as a fraction."""
         return max(0.0, step_ns / self.step_ns - 1) if self.step_ns else 0.0
 
 
@@ -108,8 +108,8 @@ def lower_bound(
 # Whatever the plan, the host issues the operations of the step. In each interval that is over the budget with
 # everything kept, enough bytes are absent: each storage that is absent there was copied to the host and, if a use
 # follows, back, or it is recomputed. The least host time for these bytes, with parts of storages allowed, belongs to
-# the step as well. What a recompute needs besides, such as the recompute of its inputs, is left out: the bound is
-# lower, never wrong.
+# the step as well. The other needs of a recompute, such as the recompute of its inputs, are left out. That makes the
+# bound lower, never wrong.
 
 
 def host_bound_ns(recording: Recording, gaps: Sequence[Gap], costs: LinkCosts, budget_bytes: int) -> int:

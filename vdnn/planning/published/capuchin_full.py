@@ -29,10 +29,10 @@ class CapuchinFull(PlanPolicy):
     """Without a budget nothing is offloaded or recomputed. `feedback_steps` is larger than that of `capuchin`, because
     the paper continues until no reload is late.
 
-    Differences from the paper: it discards again what was recomputed for another recompute if memory is short, and
-    counts it as often as it is needed. Here a storage is recomputed once and stays. If the choice does not fit for that
-    reason, the later half of it is offloaded instead, and so on. The comparison of a recompute with copies, and the
-    updates for chains, are from memory of the paper.
+    Differences from the paper: a storage that was recomputed for another recompute is discarded again if memory is
+    short, and its recomputes count each time. Here a storage is recomputed once and stays. If the choice does not fit
+    for that reason, the later half of it is offloaded instead, and so on. The comparison of a recompute with copies,
+    and the updates for chains, are from memory of the paper.
     """
 
     def __init__(self, *, feedback_steps: int = 400) -> None:

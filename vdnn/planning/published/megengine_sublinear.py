@@ -25,7 +25,7 @@ Cuts = frozenset[int]
 _SEED = 2333
 _LEAST_THRESHOLD = 1 << 10
 _SURVIVAL = 7 / 8
-_MOST_REFINED = 100  # so many of the most expensive recomputes may be undone at the end
+_MOST_REFINED = 100  # this many of the most expensive recomputes may be undone at the end
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class ChosenRecomputes:
 @dataclass(slots=True)
 class RecomputedSteps:
     """The choices that were tried for one recording. `candidates`: the storages that can be recomputed from others, in
-    the order of their saves; `recomputes` has their recipes. What a codec encodes is not a candidate."""
+    the order of their saves; `recomputes` has their recipes. Storages that a codec encodes are not candidates."""
 
     recording: Recording
     candidates: tuple[int, ...] = field(init=False)

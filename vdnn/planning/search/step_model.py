@@ -79,11 +79,6 @@ def _tuple_of(recompute: Recompute) -> tuple[tuple[int, ...], int, int, int, int
     )
 
 
-def gaps_of_recomputed(recomputed: _C.RecomputedStep) -> tuple[Gap, ...]:
-    """The gaps of a step with its recomputes."""
-    return tuple(map(Gap._make, recomputed.gaps))
-
-
 def absences_by_gap(gaps: Sequence[Gap], absences: Iterable[AbsenceTuple]) -> dict[Gap, Absence]:
     return {gaps[gap]: Absence(release, None if reload < 0 else reload) for gap, release, reload in absences}
 

@@ -178,7 +178,7 @@ class _Search:
         return self.trials.work <= self._least_work or self._is_best(self._bound_s * 1e9)
 
     def _descend_by(self, relaxed: Relaxation, alike: Sequence[UnitPlacement]) -> None:
-        """Descends by the estimate alone, from several starts, and from the best of what it finds by simulations."""
+        """Descends by the estimate alone from several starts, and by simulations from the best of the results."""
         trials, step_time = self.trials, relaxed.step_time
         rounded = [Mix.of_relaxation(self.training, one) for one in (relaxed, *self._with_less(relaxed))]
         starts = rounded + [Mix.of_alike(self.training, one, step_time) for one in alike]
@@ -278,7 +278,7 @@ class _Search:
                     self.trials.value_of(replace(self.trials.best.placement, **shape))
 
     def _change_units(self, together: int) -> None:
-        """Leaves the groups: tries all placements of so many units together, if the work that is left is enough."""
+        """Without groups: tries all placements of this many units together, if the remaining work suffices."""
         trials = self.trials
         choices = [unit_choices(self.training, index, self.allowed) for index in range(len(self.training.units))]
         chosen = list(itertools.combinations(range(len(choices)), together))

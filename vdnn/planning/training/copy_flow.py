@@ -4,10 +4,11 @@
 and parts of the fates of its activations; see unit_effects.py. The cycle is cut into windows, which begin with a task.
 At the beginning of a window some bytes have been copied to the device ahead of their need, and some that are to leave
 are still there. Both are in the room that the task leaves under the budget, but for parameters that are written in
-place. A window lasts as long as its tasks, and as long as the link, the host's memory and the cores need for what is
-copied and stepped in it: what is due in it or leaves in it, less what was copied ahead or stays, and what it copies
-ahead for later windows or still finds from earlier ones. Nothing is copied ahead before its memory or its bytes are
-there, and no step on the CPU begins before its gradient is there, or ends after its parameters' need.
+place. A window lasts at least as long as its tasks, and as the link, the host's memory and the cores need for the
+copies and steps in it. These are the copies that are due in it or leave in it, less those that were made ahead or are
+put off, and the copies that it makes for later windows or has left from earlier ones. Nothing is copied ahead before
+its memory or its bytes are there, and no step on the CPU begins before its gradient is there, or ends after its
+parameters' need.
 
 In small trainings a unit has a placement as a whole, as far as the first node of the solver's tree knows. In larger
 ones that takes long and changes little.
@@ -92,7 +93,7 @@ class CopyFlow:
             self._require_rates(one)
             base, terms = self._sum("computing", places, -1.0)
             program.require([*terms, (one.runs, 1.0)], base)
-            if is_one_task:  # what it leaves is copied behind it
+            if is_one_task:  # copies that it puts off are made behind it
                 rate = self._machine.link.to_host_bytes_per_s / GB
                 outs, more = self._sum("outs", places, -1.0 / rate)
                 terms += more

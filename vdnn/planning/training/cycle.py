@@ -1,9 +1,9 @@
 """The cycle of a training under a placement: its tasks in order, the bytes that each needs, and the moves between them.
 
-[Note: Memory] The device's memory is counted task by task and does not depend on time. `needed` is what has to be there
-while a task runs. A move out gives its bytes back before a later task, its release, which waits for the copy. A move in
-takes its memory from an earlier task on, its issue. Both take room that `needed` leaves under the budget, so a cycle
-fits exactly if `needed` does.
+[Note: Memory] The device's memory is counted task by task and does not depend on time. `needed` are the bytes that have
+to be there while a task runs. A move out gives its bytes back before a later task, its release, which waits for the
+copy. A move in takes its memory from an earlier task on, its issue. Both take room that `needed` leaves under the
+budget, so a cycle fits exactly if `needed` does.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from vdnn.planning.training.native_cycle import (
 from vdnn.planning.training.placement import Activations, Placement, State, UnitPlacement
 from vdnn.planning.training.training import Training
 
-_FROM_USE = 2  # a layout is worth its parts from so many cycles on
+_FROM_USE = 2  # the cycles of a layout before its parts are made
 _MOST_LAYOUTS = 64
 _TASK = itemgetter(1)
 

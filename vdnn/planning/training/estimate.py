@@ -1,9 +1,10 @@
 """Estimates of the memory and the least time of a placement, for the search to rank thousands a second.
 
-They know less than the bound's program, but add up what each unit changes. A row of memory is what a place of the cycle
-needs, or what the host holds. A row of time says how long some windows of the cycle, which follow each other, last at
-least: as long as the link needs for what is due in them, less what has room at the task before it, and for what leaves
-in them, less what has room behind them. The other windows last at least as long as they compute.
+They know less than the bound's program, but add up what each unit changes. A row of memory has the bytes that one place
+of the cycle needs, or that the host holds. A row of time has a lower limit for the time of some consecutive windows of
+the cycle: the time in which the link makes the copies that are due in them and the copies to the host that begin in
+them. Bytes that have room at the task before the windows, or behind them, need not be copied in them. The other windows
+last at least as long as they compute.
 """
 
 from __future__ import annotations

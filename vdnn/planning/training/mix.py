@@ -103,7 +103,7 @@ class Mix:
 
 
 class MixEstimate:
-    """Estimates of mixes. What a group adds is known once it was asked for."""
+    """Estimates of mixes. The contribution of a group is kept once it was computed."""
 
     def __init__(self, estimate: Estimate) -> None:
         self.estimate = estimate
@@ -200,7 +200,7 @@ def _changes(counts: _Counts, size: int, allowed: Allowed, stride: int) -> Itera
 
 
 def _dealt(numbers: Sequence[int], kinds: Sequence[Kind], *, spreads: bool) -> list[Kind]:
-    """So many of each kind, in blocks or spread evenly."""
+    """The number of units of each kind, in blocks or spread evenly."""
     size = sum(numbers)
     if not spreads:
         return [kind for kind, number in zip(kinds, numbers, strict=True) for _ in range(number)]

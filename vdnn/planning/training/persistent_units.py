@@ -1,7 +1,7 @@
 """Placements in which the first units stay on the device with their state, and the others leave.
 
-Of the blocks, the first so many move their activations: some are offloaded, the others are recomputed, and the two
-alternate; the rest are kept. All of it is in steps of an eighth of the units.
+The first blocks move their activations: offloaded and recomputed ones alternate. The other blocks keep theirs. All of
+it is in steps of an eighth of the units.
 """
 
 from __future__ import annotations

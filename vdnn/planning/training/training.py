@@ -1,8 +1,8 @@
 """Training: one step of a whole training as a cycle of units, and TrainingMachine: what it runs on. No torch.
 
 A unit is a module whose bytes move together: a block of a decoder, its embedding, its head. The step runs the units
-forward and backward for each micro-batch, and then their optimizer. Step follows step, so what is issued in one may end
-in the next.
+forward and backward for each micro-batch, and then their optimizer. Steps follow each other, so a copy that is issued
+in one may end in the next.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Unit:
     `weight_bytes` are the trained parameters as the model computes with them, `frozen_bytes` those that no optimizer
     changes. `state_bytes` are all that the optimizer keeps, with master weights if it has them. `saved_bytes` are what
     forward saves for backward, of which a recompute needs `boundary_bytes`. A transient is memory in addition to all of
-    these while the unit runs. `step_ns` is the optimizer's time on the device, and `host_step_bytes` is what a step on
-    the CPU reads and writes in the host's memory. `step_reads_weights`: there are no master weights in the state. The
-    host issues each of the three in its `issue_ns`; 0 if nothing is known of the host.
+    these while the unit runs. `step_ns` is the optimizer's time on the device, and `host_step_bytes` are the bytes that
+    a step on the CPU reads and writes in the host's memory. `step_reads_weights`: there are no master weights in the
+    state. The host issues each of the three in its `issue_ns`; 0 if nothing is known of the host.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Trials: what the search knows of the placements that it has simulated, and how much work it has left.
+"""Trials: the placements that the search has simulated, with their results, and the work that it has left.
 
 The work is counted in simulated tasks and moves, not in seconds, so that a plan does not depend on the machine that
 makes it.
@@ -27,8 +27,8 @@ class SimulatedPlacement(NamedTuple):
 
 
 class Trials:
-    """`best` is the best trial that fits, and `work` what is left of `most_work`. `on_progress` is called with the
-    share of the work that is done."""
+    """`best` is the best trial that fits, and `work` the part of `most_work` that is left. `on_progress` is called with
+    the share of the work that is done."""
 
     def __init__(
         self,
@@ -49,7 +49,8 @@ class Trials:
         self._seen: dict[Placement, tuple[float, float, int]] = {}
 
     def value_of(self, placement: Placement) -> tuple[float, float, int]:
-        """Smaller is better: first what is missing on the device and the host, then time, then bytes moved."""
+        """Smaller is better: first the missing bytes on the device and the host, then the time, then the moved
+        bytes."""
         known = self._seen.get(placement)
         if known is not None:
             return known

@@ -6,8 +6,9 @@ each unit changes. They are read from the cycles of whole placements, so that th
 model. Times are in seconds, bytes in 1e9.
 
 [Note: Places that a placement lacks] A unit that steps on the CPU has no step on the device. Its place then stands for
-the beginning of the next task, and needs nothing. Without the steps of the other units, what a unit brings back behind
-them need not have left. Such moves do not count where steps may run on the CPU: the bound is lower then, never wrong.
+the beginning of the next task, and needs nothing. Without the steps of the other units, bytes that a unit reloads
+behind them need not have left. Such moves do not count where steps may run on the CPU: the bound is lower then, never
+wrong.
 """
 
 from __future__ import annotations

@@ -41,14 +41,14 @@ def count_writes(func: Any, args: tuple[Any, ...]) -> None:
 
 
 class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, counts the allocations of this thread and of its backward passes on devices of `device_type`.
+    """While entered, counts the allocations of this thread and of its backward passes in the
+    memory of the CPU, which stands in for a card's.
 
     `on_operation(func, args, kwargs, out)` is called after each operation that torch ran.
     """
 
-    def __init__(self, device_type: str = "cpu") -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._device_type = device_type
         self.on_operation: Operation | None = None
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._forks = forks.count
@@ -57,7 +57,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self._mark_peak_bytes = 0
         self.on_growth: Callable[[int], None] | None = None  # called with live_bytes whenever they have grown
-        self.allocators: tuple[Allocator, ...] = ()  # replay what is counted from here on
+        self.allocators: tuple[Allocator, ...] = ()  # replay the allocations that are counted from here on
         self.replays = True  # but nothing that is allocated while this is false
 
     def __enter__(self) -> AllocationTracker:
@@ -119,7 +119,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_bytes = self._mark_peak_bytes = self.live_bytes
 
     def took(self, nbytes: int) -> None:
-        """So much more was allocated for a moment, beside what is alive now."""
+        """Called with bytes that were allocated for a moment, beyond those that are allocated now."""
         with self._lock:
             self._replay("workspace", False, nbytes)
             self._replay("workspace", True, 0)
@@ -168,7 +168,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._observe_storage(storage)
 
     def _observe(self, tensor: torch.Tensor) -> None:
-        if tensor.layout is not torch.strided or tensor.device.type != self._device_type:
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu":
             return
         if tensor._is_zerotensor():
             return  # forward mode's zeros have a size but no memory

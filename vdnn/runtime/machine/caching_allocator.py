@@ -67,7 +67,8 @@ class _Pool:
 class CachingAllocator:
     """Replays allocations and frees, each named by a key. `limit_bytes` is the memory that CUDA has; None is no limit.
 
-    `failures` counts the allocations that found no memory. They are reserved all the same, so that the replay goes on.
+    `failures` counts the allocations that found no memory. They are reserved all the same, so that the replay can
+    continue.
     """
 
     def __init__(self, *, expandable: bool = False, limit_bytes: int | None = None) -> None:
@@ -186,7 +187,7 @@ class CachingAllocator:
         block.pool.add(rest)
 
     def _map(self, block: _Stretch, but_bytes: int) -> None:
-        """Takes back what was returned to CUDA of a block, but for so much of it, which is another block's now."""
+        """Takes back the part of a block that was returned to CUDA, except for the bytes that another block has now."""
         missing, block.unmapped = block.unmapped - but_bytes, 0
         if missing:
             self._take(missing)

@@ -127,8 +127,8 @@ class Gauges(ABC):
             self._is_unnoticed = False
 
     def take_trial_peak(self) -> int:
-        """The most that was allocated in trials since the last call; 0 if there were none. Without data a trial takes
-        other memory than it would."""
+        """The peak of trials since the last call; 0 if there were none. Without data a trial takes other memory than it
+        would."""
         peak_bytes, self._trial_peak_bytes = self._trial_peak_bytes, 0
         return peak_bytes
 
@@ -297,7 +297,7 @@ class CudaGauges(Gauges):
 # [Note: Time that the host waits] A trial of a recipe waits for the device, and so for the lag itself. If that time
 # counted as the host's, the next lag would be twice as long, and the one behind it four times.
 
-# So many hooks behind the host is enough: the driver's queue is short, and each wait costs time.
+# The device is at most this many hooks behind the host: the driver's queue is short, and each wait costs time.
 _HOOKS_BEHIND = 2
 # A hook and the operations behind it may take longer than those before them.
 _MARGIN = 2.0
@@ -356,7 +356,7 @@ class DeviceLag:
 # The statistics have one peak, since the user's last reset, and it is not ours to reset. If it did not rise in an
 # interval, they bound the interval's peak only by all that was allocated in it: both workspaces of a convolution's
 # backward count, though the first is freed before the second is allocated. The allocator's history has every allocation
-# and every free in order. So one step is recorded with it, and for each interval the rise from its begin to its peak is
+# and every free in order. So one step is recorded with it, and for each interval the rise from its start to its peak is
 # noted. A later interval with the same allocations and frees, in number and in bytes, has the same rise.
 #
 # [Note: Steps with a history] The first step has one, and a later step if intervals in the step before were unknown, up

@@ -1,4 +1,5 @@
-"""The bytes of the card's memory that an operation reads and writes: each tensor once, but for what is known better.
+"""The bytes of the card's memory that an operation reads and writes: each tensor once, except for operations of which
+more is known.
 
 torch's schema says which arguments an operation writes. It does not say which arguments a kernel leaves unread, reads
 only some rows of, or reads twice: those are listed here, as torch's CUDA kernels (aten/src/ATen/native/cuda) do it.

@@ -61,7 +61,7 @@ def inner_size(name: str, args: tuple[Any, ...]) -> int | None:
 
 
 def padded_share(name: str, args: tuple[Any, ...]) -> float:
-    """The share that tensor cores multiply of what was asked for: a kernel computes whole tiles of its result.
+    """How many times the requested products tensor cores compute: a kernel computes whole tiles of its result.
 
     Convolutions in groups, and those of few channels, have classes of their own.
     """

@@ -1,8 +1,8 @@
 """Repeats the allocations of a step on models of torch's allocator, without running the step again.
 
-Two steps in a row show what stays reserved between them. Where the first one leaves as many bytes, of the same sizes,
-as it freed of what was there before, the second one allocates and frees as the first one did: its events are those of
-the first, with storages of its own.
+Two steps in a row show what stays reserved between them. If the first step leaves as many bytes, of the same sizes, as
+it freed of earlier ones, the second step allocates and frees in the same way: its events are those of the first, with
+storages of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Allocator(Protocol):
 
 
 class StepEvents:
-    """Keeps what is allocated and freed from now on, in order. `before`: the bytes by key that are there."""
+    """Notes all allocations and releases from now on, in order. `before`: the bytes by key that are there."""
 
     def __init__(self, before: Mapping[int, int]) -> None:
         self._before = dict[object, int](before.items())

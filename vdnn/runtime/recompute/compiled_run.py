@@ -4,7 +4,7 @@ A recipe's structure is its operations, which value each of them reads, and wher
 dtypes stay arguments of the code, so one function serves every layer and every length with the same structure. Another
 function fetches what a recipe reads: one for each sequence of kinds of saves.
 
-The code names the values v0, v1, ...: first what is given, then one for each step. A value is dropped after the step
+The code names the values v0, v1, ...: first the given ones, then one for each step. A value is dropped after the step
 that reads it last, so that its memory is free for the next one.
 """
 
@@ -22,7 +22,7 @@ from vdnn.runtime.recompute.layouts import UnknownLayoutError, has_original_stri
 from vdnn.runtime.recompute.operation import Call, Operation, Step
 from vdnn.runtime.storage.packed_view import PackedView
 
-Fetch = Callable[[Sequence[Given], Unpack, str], list[Any]]  # what is given, the unpack hook, the name of the recipe
+Fetch = Callable[[Sequence[Given], Unpack, str], list[Any]]  # the given values, the unpack hook, the name of the recipe
 Run = Callable[[list[Any], Sequence[Step], str], torch.Tensor]  # the values, which it clears, the steps and the name
 
 _MOST = 4096  # functions of each kind; programs with more make them anew
@@ -33,7 +33,7 @@ _runs: dict[Hashable, Run] = {}
 
 def fetch_for(given: Sequence[Given]) -> Fetch:
     """The function that fetches values of these kinds. It raises OperandModifiedError for a tensor that was modified,
-    and what the unpack hook raises."""
+    and any error of the unpack hook."""
     kinds = tuple(map(type, given))
     found = _fetches.get(kinds)
     return found if found is not None else _keep(_fetches, kinds, _compiled_fetch(kinds))

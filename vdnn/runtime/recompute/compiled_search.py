@@ -1,4 +1,5 @@
-"""Finds recipes by compiled searches: straight-line code that asks what an earlier search asked, and nothing else.
+"""Finds recipes by compiled searches: straight-line code that makes the same checks as an earlier search, and no
+others.
 
 A search for a recipe is a function of its reads of the graph: types of nodes, edges, saved scalars, saves and their
 versions, settings. The first search that finds a recipe of some structure writes its reads down (Trace), and a function
@@ -167,7 +168,7 @@ class _Templates:
 
 
 class _CallNames(NamedTuple):
-    """The names in the code for what the call of a computed value is made of."""
+    """The names in the code for the parts of the call that computed a value."""
 
     scalars: list[str]
     facts: list[str]
@@ -238,7 +239,8 @@ class Trace(Search):
             self._key.append(name)
 
     def _hold(self, holder: object, name: str) -> bool:
-        """Notes what the recipe reads. False if it has a name already: the code then asks if it is the same."""
+        """Notes the saves and leaves that the recipe reads. False if it has a name already: the code then asks if it is
+        the same."""
         known = self._holders.get(id(holder))
         if known is not None:
             self._refuse_if(f"{name} is not {known[1]}")

@@ -340,7 +340,8 @@ def is_on_cuda(node: Node, output_nr: int) -> bool:
 def writes_shown(node: Node, operation: Operation | None) -> int:
     """The largest number of in-place writes to a node's output that the graph can account for.
 
-    A tensor with more writes was also written without a graph, or through detach. Its value is not what the node makes.
+    A tensor with more writes was also written without a graph, or through detach. Its value is not the result of the
+    node.
     """
     count = 0
     while operation is not None and (operation.may_be_in_place or operation.cost is Cost.FREE):

@@ -2,9 +2,9 @@
 
 [Note: Held results] A policy that discards without a plan tries each recipe in each step, and most recipes read what
 was discarded a few saves before. To recompute that for each trial, with all that it needs in turn, made nine of ten
-recomputes of a GPT-2 step. So the results of the last few trials that were exact are held: they are what a recompute
-would give, in memory that no program can reach. A trial borrows one for as long as it runs. The first use of a save
-releases all of them, and so does the end of a step: what a backward pass reads is recomputed.
+recomputes of a GPT-2 step. So the results of the last few exact trials are held. A recompute would give the same, and
+no program can reach their memory. A trial borrows one for as long as it runs. The first use of a save releases all of
+them, and so does the end of a step, so a backward pass reads recomputed values.
 """
 
 from __future__ import annotations

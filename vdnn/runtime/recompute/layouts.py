@@ -21,8 +21,8 @@ class UnknownLayoutError(VdnnError):
 
 
 def may_change_strides(operation: Operation, *, has_first: bool) -> bool:
-    """True if what the operation makes of inputs with the strides of the originals may have other strides than the
-    original. `has_first`: it has a first input."""
+    """True if the result may have other strides than the original although the inputs have the strides of theirs.
+    `has_first`: it has a first input."""
     if operation.layout is Layout.CONTIGUOUS or operation.cost is Cost.FREE or not has_first:
         return False
     return operation.layout is Layout.ASKED or operation.may_be_in_place

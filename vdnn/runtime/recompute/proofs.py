@@ -57,7 +57,7 @@ disabled_recipes: set[str] = set()
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
-HasRoom = Callable[[int], bool]  # if so many bytes may be allocated now
+HasRoom = Callable[[int], bool]  # if this many bytes may be allocated now
 
 
 class TrialKey(NamedTuple):
@@ -109,7 +109,7 @@ class Proofs:
     """The trials of one session and their outcomes."""
 
     def __init__(self, tolerance: Tolerance, held: HeldResults | None = None) -> None:
-        """`held`: of a session that tries each recipe in each step."""
+        """`held`: the session tries each recipe again in each step."""
         self._tolerance = tolerance
         self._held = held
         self._costs: Recent[Hashable, RecomputeCost] = Recent()  # by signature

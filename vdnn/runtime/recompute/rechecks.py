@@ -6,9 +6,9 @@ used for a save key and size. So a recipe that is wrong for any save key in ever
 steps. The hashes are read before an optimizer runs, and at the end of the step. A difference raises RecomputeError, and
 the recipe is not used again in this process.
 
-Where sizes do not count for what a trial proves (docs/decisions/0082), the saves of one form are checked in this way
-the first 16 times, all sizes together. From then on a new size is checked at the first two saves that have the same
-signature, in any layer: only an error of the operation at that size is left to find.
+Where a trial holds for all sizes (docs/decisions/0082), the first 16 saves of a form are checked in this way, whatever
+their sizes. From then on a new size is checked at the first two saves that have the same signature, in any layer: only
+an error of the operation at that size is left to find.
 
 [Note: Cost of rechecks] A checked step costs two passes over the discarded bytes, a wait for the device before the
 optimizer, and 16 bytes for each storage. Other steps cost nothing.

@@ -1,8 +1,7 @@
 """A recipe: the steps that recompute a saved tensor, and the values that they read.
 
-A recipe owns what it reads and nothing else: kept saves as they were kept, managed ones through their packed views, and
-leaves. It holds neither a node of the graph nor the tensor that it makes, so a graph that is freed frees everything at
-once.
+A recipe owns only its operands: kept saves as they were kept, managed ones through their packed views, and leaves. It
+holds neither a node of the graph nor the tensor that it makes, so a graph that is freed frees everything at once.
 
 [Note: Result of a recipe] The result is the tensor that was packed, or the tensor that it was a view of
 (`tensor._base`). Either starts its storage and fills it, with the size and strides of the original. So the storage of
@@ -52,7 +51,7 @@ class Template:
 
     `operand_depths` counts the operations on the longest path from each managed operand to the result, without views;
     `depth` is the length of the longest chain. `flags` are the settings of torch under which its operations ran.
-    `shapeless`: the signature without sizes, None if they count for what a trial proves. `run` has the steps as code.
+    `shapeless`: the signature without sizes, None if a trial holds for its sizes alone. `run` has the steps as code.
     """
 
     name: str
@@ -72,7 +71,7 @@ class Recipe:
     """Made by find_recipe, and never changed. `operands` are the managed saves among what is `given`, in the order in
     which they are unpacked, and `light_operands` those that the native gate moves. `rounding_nodes`: the sequence
     numbers of the nodes of operations that round once, and `sensitive_nodes` of all others that may run again. `fetch`
-    fetches what is given, if that is known."""
+    fetches the given values, if they are known."""
 
     is_exact: ClassVar[bool] = True
     is_exact_in_bytes: ClassVar[bool] = True
@@ -111,11 +110,6 @@ class Recipe:
     @property
     def steps(self) -> tuple[Step, ...]:
         return self.template.steps
-
-    @property
-    def operation_names(self) -> tuple[str, ...]:
-        """The names, in the order in which the operations run."""
-        return tuple(step.operation.name for step in self.steps)
 
     @property
     def num_unpacked(self) -> int:

@@ -78,7 +78,7 @@ def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made)
         made.requires_grad_(tensor.requires_grad)
-        # A FakeTensor has its own state here too. Only what a library noted on the tensor goes along.
+        # A FakeTensor has its own state here too. Attributes that a library set on the tensor are copied.
         vars(made).update({name: value for name, value in vars(tensor).items() if name not in vars(made)})
         memo[id(tensor)] = made
     copied: torch.Tensor = memo[id(tensor)]

@@ -22,7 +22,7 @@ from vdnn.step.recording import Recording
 MOST = 1 << 20
 # While no batch is known not to fit, the next one is at most this many times as large.
 _GROWTH = 8
-# One trial of so many does not follow the line, so that the search ends soon if memory grows by steps.
+# One trial in this many ignores the line, so that the search ends soon if memory grows in jumps.
 _HALVES_EVERY = 4
 
 

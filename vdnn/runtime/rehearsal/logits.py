@@ -43,8 +43,9 @@ class _Linear(NamedTuple):
 
 
 class LogitsWatch(TorchFunctionMode):
-    """`logits_bytes` are those of the largest logits that a linear made for a cross entropy, in so many `rows`;
-    `classes` and `features` are the sizes of that linear. `chunk_rows`: replaces them, in chunks of so many rows."""
+    """`logits_bytes` is the size of the largest logits that a linear layer made for a cross entropy, and `rows` their
+    number of rows; `classes` and `features` are the sizes of that linear. `chunk_rows`: replaces them, in chunks of
+    this many rows."""
 
     def __init__(self, chunk_rows: int = 0) -> None:
         super().__init__()

@@ -90,7 +90,7 @@ class MadeWarmUp:
         return not self._made.keys().isdisjoint(self.unused)
 
     def was_a_later_step(self) -> bool:
-        """The step is over, and its gradients are gone: would the next one begin as this one did?"""
+        """The step is over, and its gradients are freed: would the next one begin as this one did?"""
         if self._differs:
             return False
         if not self._are_storages_the_same():

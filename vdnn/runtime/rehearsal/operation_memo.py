@@ -25,7 +25,7 @@ from vdnn.runtime.torch_internals.fake_results import FakeResults
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
 LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default, _aten.lift.default)
-_MOST = 1 << 16  # noted results; a program of so many geometries repeats little
+_MOST = 1 << 16  # the most noted results; a program with more geometries repeats little
 _NOT_NOTED = frozenset(
     {
         # Their results depend on the size of a storage.

@@ -54,7 +54,7 @@ def plan(
     * `optimizer`: "sgd", "momentum" or "adamw" adds the optimizer's state and its step.
     * `min_bytes`: smaller saves stay on the device.
     * `explains`: for how many of the largest storages the report says why each got its action.
-    * `host_speed`: your host is so many times as fast as the profile's; "measured" takes the host of this machine.
+    * `host_speed`: how many times as fast as the profile's host yours is; "measured" takes the host of this machine.
 
         report = vdnn.plan(make_model, 256, hardware="titan-x", budget="min")
         print(report)

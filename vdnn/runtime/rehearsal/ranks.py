@@ -30,7 +30,7 @@ class Shard(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """So many cards, which send `bytes_per_s` to each other while they receive as much."""
+    """The number of cards, each of which sends `bytes_per_s` to the others while it receives as much."""
 
     count: int
     shard: Shard
@@ -178,8 +178,8 @@ def _waits(training: Training, held: _Held) -> tuple[list[int], list[int]]:
 
 
 def _gathered(held: _Held, index: int, link: int, issued: int, ready: int) -> tuple[int, int]:
-    """When the link is free again, and when the parameters are there. A block is gathered from the begin of the unit
-    before."""
+    """When the link is free again, and when the parameters are there. The gathering of a block begins when the unit
+    before it begins."""
     if held.ranks.shard is Shard.DDP or index not in held.blocks:
         return link, ready
     done = max(link, issued) + held.ranks.collective_ns(held.whole[index])

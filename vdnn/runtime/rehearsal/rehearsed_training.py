@@ -40,11 +40,6 @@ class RehearsedTraining:
     parameters: tuple[tuple[UnitParameter, ...], ...] = ()
     rank: RankShare | None = None
 
-    @property
-    def peak_difference(self) -> float:
-        """The share by which the cycle's peak is above the rehearsed one."""
-        return self.cycle_peak_bytes / self.rehearsed_peak_bytes - 1
-
 
 def rehearse_training(
     subject: Subject,
@@ -62,10 +57,10 @@ def rehearse_training(
 
     * `optimizer`: the name of one, for a subject that has none.
     * `master_weights`: the optimizer keeps its state, and copies of the parameters, in float32.
-    * `micro_batches`: so many passes before each step. Default: as many as the subject's own step has.
+    * `micro_batches`: the number of passes before each step. Default: as many as the subject's own step has.
     * `clips`: whether gradients are clipped by their norm. Default: whether the subject's own step does that.
     * `host`: the units have the time in which this host issues them.
-    * `loss_chunks`: the logits of a cross entropy are made in so many chunks, as torch's LinearCrossEntropyLoss does.
+    * `loss_chunks`: the logits of a cross entropy are made in this many chunks, as torch's LinearCrossEntropyLoss does.
     """
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer: expected one of {', '.join(map(repr, OPTIMIZERS))}, got {optimizer!r}.")

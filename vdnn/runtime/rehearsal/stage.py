@@ -55,8 +55,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fewer_collections() -> Iterator[None]:
-    """Python looks for cycles of garbage after so many new containers. Here each operation makes several, and the graph
-    of a loop over time has millions: a sixth of the time of such a rehearsal was in those searches."""
+    """Python looks for cycles of garbage after this many new containers. Here each operation makes several, and the
+    graph of a loop over time has millions: a sixth of the time of such a rehearsal was in those searches."""
     young, *older = gc.get_threshold()
     gc.set_threshold(10 * young, *older)
     try:

@@ -97,9 +97,9 @@ def plan_training(
     * `micro_batches`: passes before each step. Default: those of the model's own step. "auto": the fastest for `batch`.
     * `clip`: True if gradients are clipped by their norm. Default: whether the model's own step does that.
     * `allow`: ways of the step beyond moving bytes: "cpu-step" (its bits are the CPU's), "deferred", "in-backward".
-    * `ranks`: the training runs on so many cards, and the plan is that of one. Batch and host are those of each.
+    * `ranks`: the number of cards of the training. The plan is for one of them. Batch and host are those of each.
     * `shard`: "fsdp2" (default) cuts parameters, gradients and state, "ddp" nothing. The wrapped units are the blocks.
-    * `host_speed`: your host is so many times as fast as the profile's; "measured" takes the host of this machine.
+    * `host_speed`: how many times as fast as the profile's host yours is; "measured" takes the host of this machine.
 
         print(vdnn.plan_training(build, 1, hardware="rtx-4090", host="128GiB", optimizer="adamw"))
     """

@@ -25,8 +25,8 @@ def with_ways_out(
     least_bytes: Callable[[int, int, int], int],
     on_progress: Callable[[str], None] = lambda doing: None,
 ) -> BudgetError:
-    """The error, with ways out. `least_bytes(batch, passes, chunks)` rehearses that many passes where there was one, of
-    that batch each, with the loss in so many chunks, or as it is for 0."""
+    """The error, with ways out. `least_bytes(batch, passes, chunks)` rehearses `passes` passes of `batch` each instead
+    of one, with the loss in `chunks` chunks, or unchanged for 0."""
     ways = [f"Raise the budget to {format_bytes(refused.least_bytes)} ({refused.least_bytes} bytes)"]
     for passes in numbers_of_passes(batch)[1:]:
         size = batch // passes

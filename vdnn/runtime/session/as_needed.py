@@ -30,9 +30,9 @@ from vdnn.runtime.training_state.state_room import StateKind
 from vdnn.step.recording import Recording
 from vdnn.step.training_plan import TrainingPlan
 
-BudgetBytes = Callable[[int], int | None]  # of a device with so many bytes
+BudgetBytes = Callable[[int], int | None]  # of a device with this many bytes
 logger = logging.getLogger("vdnn")
-_LEAST_ROOM = 8  # one part of so many of the budget is left for activations
+_LEAST_ROOM = 8  # one part in this many of the budget is left for activations
 _MOST_WAITS = 3  # steps that are no good time to grow
 
 
@@ -76,8 +76,8 @@ class GrownExtents:
         return self._error if current is not None and current.model is as_needed.model else None
 
     def least_bytes(self, error: BudgetError, gradient_bytes: int) -> int:
-        """The bytes that the step of this error needs once gradients leave, which have so many together. They may be
-        there as a step begins: in a later micro-batch, or if the program writes zeros to them."""
+        """The bytes that the step of this error needs if its gradients, of this many bytes, leave. They may be there as
+        a step begins: in a later micro-batch, or if the program writes zeros to them."""
         recording = self._recording
         if recording is None or recording.resident_bytes - recording.parameter_bytes >= gradient_bytes:
             return error.least_bytes - gradient_bytes

@@ -110,7 +110,7 @@ def _step_aside_and_set_tracer(tracer: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_the_modes_of(tracer: Any) -> Iterator[None]:
-    """The tracer's modes are active already: copies of parameters are no part of what it traces."""
+    """The tracer's modes are active already: copies of parameters are not traced."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_proxies.disable_proxy_modes_tracing())
         if getattr(tracer, "fake_tensor_mode", None) is not None:

@@ -101,7 +101,7 @@ class Packer:
             self._watch.settling.leave()
 
     def cut(self) -> None:
-        """Cuts the cycles of references between the parts. Graphs may still use what was kept, and nothing else."""
+        """Cuts the cycles of references between the parts. Graphs may still use kept saves, and nothing else."""
         del self.pack_hook, self.unpack_hook, self._hooks
         if self._parameters is not None:
             self._parameters.cut()

@@ -130,7 +130,7 @@ class LightStorages:
         )
 
     def end(self, counters: Counters) -> None:
-        """The gate has closed. Hands over what is alive, and counts what the mover did."""
+        """The gate has closed. Hands over the storages that are alive, and adds the mover's counts."""
         counted = self.mover.end()
         self.followed = None
         for name, count in zip(_COUNTED, counted, strict=True):

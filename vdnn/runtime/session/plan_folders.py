@@ -16,7 +16,7 @@ from vdnn.version import __version__
 
 
 def path_of(plans: object) -> Path | None:
-    """The folder that a user named. Raises TypeError or ValueError for what is not one."""
+    """The folder that a user named. Raises TypeError or ValueError for any other value."""
     if plans is None:
         return None
     if not isinstance(plans, (str, os.PathLike)):

@@ -262,7 +262,7 @@ class Saves:
     # At a use.
 
     def restore(self, managed: ManagedStorage) -> None:
-        """Recomputes what a use of these bytes needs: themselves, and what reads them if they may be overwritten."""
+        """Recomputes the bytes before their use, and everything that reads them if the use may overwrite them."""
         if self.readers.are_there:
             self.missing.before_use(managed)
         if managed.discarded is not None:

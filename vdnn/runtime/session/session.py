@@ -72,8 +72,8 @@ class Session(contextlib.ContextDecorator):
         defers_steps: bool = False,
         as_needed: AsNeeded | None = None,
     ) -> None:
-        """Sessions with one key share an engine, see [Note: As one]; None shares with no other session. With
-        `as_needed`, `parameters` and `gradients` are chosen when the session begins, and later."""
+        """Sessions with one key share an engine, see [Note: As one]; With None, the session shares its engine with no
+        other. With `as_needed`, `parameters` and `gradients` are chosen when the session begins, and later."""
         self.counters = Counters()
         self._optimizer_states = optimizer_states
         self._parameters = parameters

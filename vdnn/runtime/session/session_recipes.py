@@ -52,7 +52,9 @@ from vdnn.step.recording import SaveKey, key_of_encoded
 _MOST_FAILURES = 2  # of settled steps
 _DEPTH = 8  # operations in a chain
 _MOST_RIGHT = 4096
-_LATER_SAVES = 8  # an integer save waits for so many later saves, whose nodes are searched for its maker
+_LATER_SAVES = (
+    8  # an integer save waits for this many later saves, whose nodes are searched for the operation that made it
+)
 
 
 class _Encoding(NamedTuple):
@@ -325,7 +327,7 @@ class SessionRecipes:
             return False
         if discards and not self._steps.is_watching:
             recipe = self._snapshots.of(recipe)
-        # What a plan recomputes takes more if it is kept than its trial does.
+        # A storage that the plan recomputes takes more memory if it is kept than its trial does.
         has_room = self._making_room(managed, recipe) if discards else self._has_room(managed)
         trial_key = self._trial_key_of(managed.transport, recipe, save_key, form)
         outcome = self._proofs.at_save(managed, recipe, trial_key, self._gauges, has_room, measures=not discards)
@@ -391,7 +393,7 @@ class SessionRecipes:
         is_exact: bool,
         is_checked: bool = False,
     ) -> bool:
-        """With `is_checked` only if what is recomputed will be compared."""
+        """With `is_checked` only if the recomputed bytes will be compared."""
         check: Check | None = None
         if is_exact and managed.can_be_discarded:
             check = self._rechecks.check(managed, recipe.name, recipe.signature, save_key, shapeless)

@@ -1,8 +1,8 @@
 """The hooks of settled steps: the native gate, and the points of such a step that the gate leaves to Python.
 
-The gate has compared a save or a use with the script before it calls here. What it cannot read is compared here: the
-producer, the shape, the exemptions. On any difference these hooks change nothing, and the packer's own hooks continue
-in the middle of the step.
+The gate has compared a save or a use with the script before it calls here. The facts that it cannot read are compared
+here: the producer, the shape, the exemptions. On any difference these hooks change nothing, and the packer's own hooks
+continue in the middle of the step.
 
 [Note: Order of a recompute] A recompute uses what it reads, each use at a point of its own, and these points come
 before that of the use that needs it. So the gate calls for that use while it expects the first of them. They are served
@@ -365,7 +365,7 @@ class SettledHooks:
             _set_grad_mode(has_grad_mode)
 
     def unpack_operand(self, packed: PackedView | NativeSave) -> torch.Tensor:
-        """Unpacks what a recompute reads."""
+        """Unpacks the operands of a recompute."""
         followed = self._settling.followed
         tensor = None if followed is None else self._planned_operand(followed, packed)
         if tensor is None:
@@ -404,8 +404,8 @@ class SettledHooks:
         return events[gate.position] if gate.is_open and gate.uses_here and gate.position < len(events) else None
 
     def _prepare(self, packed: PackedView) -> bool:
-        """Does what has to be done before a use: recomputes what was discarded, and whatever reads what may be
-        overwritten. False if the packer's own hook has to do it."""
+        """Prepares a use: recomputes discarded bytes, and everything that reads bytes which the use may overwrite.
+        False if the packer's own hook has to do it."""
         managed = packed.managed
         if may_be_overwritten():
             if managed.container is not None:

@@ -1,8 +1,8 @@
 """Better plans for sized plans, which a deep search looks for beside the training.
 
 A training waits for its plans, so they come from a quick search. Where such a plan makes the step longer, a deep search
-goes on with the same step, on a native thread that never holds Python's lock (csrc/planning/background_search.h). What
-it finds is taken over between two steps. Which plan that is depends on the step alone, in which step it comes does not.
+continues with the same step, on a native thread that never holds Python's lock (csrc/planning/background_search.h).
+Its plan is taken over between two steps. Which plan that is depends on the step alone, in which step it comes does not.
 
 One search runs at a time. Leaving the session cancels it.
 """

@@ -53,7 +53,7 @@ class EarlierGraphs:
         return movable_bytes, all_bytes - movable_bytes
 
     def evict(self, nbytes: int) -> int:
-        """Evicts storages of so many bytes, the oldest first, or all that can be evicted. Returns how many bytes that
+        """Evicts storages of this many bytes, the oldest first, or all that can be evicted. Returns how many bytes that
         has freed. The operations that saved them are over, so they are released at once."""
         freed_bytes = 0
         for one, managed in self._movable():
@@ -80,7 +80,7 @@ class EarlierGraphs:
 
 
 def naming_earlier_graphs(error: BudgetError, nbytes: int) -> BudgetError:
-    """The same error, if graphs of earlier steps hold so many bytes that cannot be offloaded."""
+    """The same error, naming the bytes that graphs of earlier steps hold and that cannot be offloaded."""
     return BudgetError(
         budget_bytes=error.budget_bytes,
         least_bytes=error.least_bytes,

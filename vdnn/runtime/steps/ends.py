@@ -158,7 +158,7 @@ class StepEnds:
         return self._is_without_optimizer(graphs_are_gone)
 
     def is_micro_batch_over(self, *, graphs_are_gone: bool) -> bool:
-        """True if the step goes on with this save, and all its earlier saves are freed."""
+        """True if this save continues the step, and all its earlier saves are freed."""
         return graphs_are_gone and not self._is_pending and not in_backward()
 
     def is_due_at_exit(self, *, graphs_are_gone: bool) -> bool:

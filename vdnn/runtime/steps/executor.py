@@ -2,9 +2,9 @@
 
 The executor finds a save in the plan by its form, so a save more or less does not shift the later ones, and a plan
 serves steps of smaller shapes: at each point they take no more. Saves that are a little larger than planned are treated
-as planned; a guard balances what they take. From the first one that is far larger on, no save follows the plan. Saves
-that are not in the plan are left to the online policy. A point that the step skipped (a branch that did not run) counts
-as reached as soon as a later point is reached.
+as planned; a guard makes up for the difference. From the first one that is far larger on, no save follows the plan.
+Saves that are not in the plan are left to the online policy. A point that the step skipped (a branch that did not run)
+counts as reached as soon as a later point is reached.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger("vdnn")
 _REACH = 256
 # Operations that save this many saves before or after another one take transient bytes at nearly the same time.
 NEARBY = 8
-# A storage that leaves the device has to be gone this many points before the plan needs its memory.
+# A storage that leaves the device has to be released this many points before the plan needs its memory.
 _AHEAD = 4
 # A step has outgrown its plan with a save this many times as large as the largest one that the plan has nearby.
 _FAR = 2
@@ -51,8 +51,8 @@ class EncodedSave(NamedTuple):
 
 class Occupancy:
     """The bytes that a plan takes on the device at each point: `stored` in saved storages, `kept` in those that it
-    keeps. `peaks` is the most that is allocated until then. `spare` is how much less than at its peak the plan takes
-    at a point and soon after it, `transient` what operations take there besides saved storages."""
+    keeps. `peaks` has the peak until then. `spare` is how much less than at its peak the plan takes at a point and soon
+    after it, `transient` what operations take there besides saved storages."""
 
     def __init__(self, stored: list[int], kept: list[int], peaks: list[int]) -> None:
         highest = max(peaks)
@@ -223,7 +223,7 @@ class Executor:
 
     @property
     def more_transient_bytes(self) -> int:
-        """The most that an operation of the plan takes with its save, beyond `transient_bytes`."""
+        """The most bytes that an operation of the plan allocates with its save, beyond `transient_bytes`."""
         if self._occupancy is None:
             return 0
         return self._most_transient_bytes + self._largest_bytes - self.transient_bytes
@@ -235,7 +235,7 @@ class Executor:
 
     @property
     def spare_bytes_nearby(self) -> int:
-        """How much less than at its peak the plan takes now, and when it uses what it saves now."""
+        """How many bytes below its peak the plan is at this point, and when it uses the saves of this point."""
         lifetime = self.saves[max(0, self._next_save - 1)].lifetime
         return min(map(self._spare_bytes, (max(0, self._reached), *self._use_points[lifetime])))
 
@@ -253,7 +253,7 @@ class Executor:
         return 0 if self._occupancy is None else self._occupancy.spare[point]
 
     def make_moves(self, has_room: Callable[[int], bool] = lambda _: True) -> list[ManagedStorage]:
-        """Issues all releases and reloads up to the point that the step has reached. Returns what was released. A
+        """Issues all releases and reloads up to the point that the step has reached. Returns the released storages. A
         reload waits until there is room for it; its use reloads it if there is none."""
         released = []
         due = self._waiting

@@ -7,8 +7,9 @@ It counts by itself and asks no allocator.
 [Note: The margin] A step that was never seen allocates what no hook sees: results that are not saved, gradients, the
 workspace of an operation. The guard leaves room for the gradients of all parameters, for `TRANSIENTS` times the
 largest storage that was saved so far, and for one window of copies in flight. Before a matrix product,
-whose result may be far larger (logits), it also leaves room for that and for what is made of it. Reloads ahead of their
-use share the window with the offloads that are still in flight, and have what the backward pass has freed.
+whose result may be far larger (logits), it also leaves room for that result and for the next one that is made from it.
+Reloads ahead of their use share the window with the offloads that are still in flight, and have what the backward pass
+has freed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Guard:
         self._offload = offload
         self._held: dict[int, int] = {}  # lifetime -> the bytes that it holds on the device
         self._held_bytes = 0
-        self._unseen_bytes = 0  # that operations may take besides what they save
+        self._unseen_bytes = 0  # that operations may take beyond their saves
         self._small_bytes = 0  # of this step, in tensors that are too small to be moved
         self._small_bytes_before: int | None = None
         self.has_acted = False  # it moved something
@@ -52,7 +53,7 @@ class Guard:
         self.freed_bytes = 0  # of earlier graphs, since the last call of take_freed_bytes()
         self._candidates: dict[int, tuple[weakref.ref[ManagedStorage], Kept]] = {}  # the first saved comes first
 
-    # What is on the device.
+    # The storages on the device.
 
     def saved(self, nbytes: int) -> None:
         """A storage was saved for the first time."""
@@ -62,11 +63,11 @@ class Guard:
         """The plan does not know a storage that was saved."""
 
     def leaves_room(self, nbytes: int) -> None:
-        """From now on so many bytes stay free."""
+        """Keeps this many bytes free from now on."""
         self._unseen_bytes = max(self._unseen_bytes, nbytes)
 
     def leaves_less(self, nbytes: int) -> bool:
-        """True if an operation that takes so many bytes takes more than was foreseen."""
+        """True if an operation that takes this many bytes takes more than was predicted."""
         return nbytes > self._unseen_bytes
 
     def is_here(self, lifetime: int, nbytes: int) -> None:
@@ -85,7 +86,7 @@ class Guard:
         self._held_bytes -= self._held.pop(lifetime, 0)
 
     def take_over(self, kept: dict[int, ManagedStorage]) -> None:
-        """Takes over a step that has outgrown its plan, which kept these lifetimes. What was planned may be evicted."""
+        """Takes over a step that has outgrown its plan, which kept these lifetimes. Planned storages may be evicted."""
         for lifetime, managed in kept.items():
             self.saved(managed.nbytes)
             self.is_here(lifetime, managed.nbytes)
@@ -96,10 +97,10 @@ class Guard:
         """A plan offloads it."""
 
     def has_room(self, nbytes: int) -> bool:
-        """True if a storage of so many bytes may be reloaded ahead of its use."""
+        """True if a storage of this many bytes may be reloaded ahead of its use."""
         return self._over_bytes() + self.in_flight_bytes() + nbytes <= self.window_bytes
 
-    # What leaves it.
+    # The storages that leave it.
 
     def hold(self, lifetime: int, managed: ManagedStorage, why: Kept = Kept.FITS) -> None:
         """Keeps a storage that may be moved, until it has to be evicted. It may be held already."""
@@ -147,8 +148,8 @@ class Guard:
         return freed_bytes
 
     def free_now(self, nbytes: int) -> None:
-        """Evicts so many bytes and waits for their copies: the running hook needs them itself. As far as operations are
-        over, and nobody else holds the bytes."""
+        """Evicts this many bytes and waits for their copies, because the running hook needs the memory at once. As far
+        as operations are over, and nobody else holds the bytes."""
         if nbytes > 0:
             self.manage_gated()
         for lifetime, (reference, why) in list(self._candidates.items()):

@@ -2,9 +2,9 @@
 
 A kind is a running hash of how a step begins and of the forms of its saves, so steps of other shapes are of one kind.
 Steps of different kinds may begin alike, such as five of a critic and then one of the generator. So the prediction uses
-the begin of the step and the kinds of the steps before it: the longest row of them that was seen before. A kind that
-came for the first time is expected once more, since a program that has changed usually stays as it is. The memory is
-bounded; the entries used least recently are removed.
+the start of the step and the kinds of the steps before it: the longest sequence of kinds that was seen before. A kind
+that came for the first time is expected once more, since a program that has changed usually stays as it is. The memory
+is bounded; the entries used least recently are removed.
 
 [Note: Alike kinds] A step may save a little more or less than another one of its kind: a metric that is kept, or a
 statistic that is smaller than `min_bytes` at one length and not at another. A plan serves it all the same, because its
@@ -134,7 +134,7 @@ def _forget_oldest(remembered: OrderedDict[Kind, int] | OrderedDict[tuple[int, .
         remembered.popitem(last=False)
 
 
-# The share of its bytes that a step may save in forms that the other one has not.
+# The share of its bytes that a step may save in forms that the other step does not have.
 _OTHERWISE = 0.15
 _MOST_COMPARED = 256
 _MOST_APART = 4  # a solver may differ in each step

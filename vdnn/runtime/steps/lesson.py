@@ -252,7 +252,7 @@ class RecomputeLesson:
     """Learns about the recomputes of one step: which saves they read, and at which events bytes are encoded. Events
     have their numbers in the script.
 
-    A recipe finds what it reads through the nodes of the graph. It also has to know the settings of torch under which
+    A recipe finds its operands through the nodes of the graph. It also has to know the settings of torch under which
     each node ran: from a save of that node, or from the saves before and after it. So all of these saves are noted in a
     settled step, and the settings are read there. A recipe is then as exact as without the gate.
     """
@@ -280,7 +280,7 @@ class RecomputeLesson:
         self._saves.append((_sequence_nr() - 1, event))
 
     def begins(self, managed: ManagedStorage) -> None:
-        """Notes the begin of a lifetime."""
+        """Notes that a lifetime begins."""
         if managed.action in (Action.RECOMPUTE, Action.COMPRESS):
             self._discarding.append(managed.reference)
 

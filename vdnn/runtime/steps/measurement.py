@@ -5,8 +5,8 @@ may wait until the device has passed the end of the step. Timelines and recordin
 time compute the same.
 
 [Note: Stalls and host-bound gaps] The time between two marks of a hook is not all stall: if the device is ahead of the
-host, the second mark is reached when the host issues it. What the compute stream waits for is the end of a copy. So a
-stall lasts from the first mark to the last end of a copy before the second, and there is none if no copy ended.
+host, the second mark is reached when the host issues it. The compute stream waits for the end of a copy. So a stall
+lasts from the first mark to the last end of a copy before the second, and there is none if no copy ended.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Meter:
         allocated_bytes: int,
         peak_bytes: int,
     ) -> None:
-        """A hook is over, and so many bytes are allocated. `point` is the last point of the step so far.
+        """Called when a hook is over, with the bytes that are allocated then. `point` is the last point of the step so
+        far.
         `reload_marks`: before and after its use waited for a reload."""
         self._log += max(point, 0), begin, reload_marks, end, allocated_bytes, peak_bytes
 
@@ -182,7 +183,7 @@ class MeasuredSteps:
         return measured
 
 
-# The budget. A step's peak is what was allocated between its first hook and its end.
+# The budget. A step's peak is that between its first hook and its end.
 
 
 class Over(Enum):

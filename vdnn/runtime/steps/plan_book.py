@@ -50,7 +50,7 @@ _RECORDED_MISFITS = 2
 _MOST_UNFORESEEN = 8  # a share of the budget
 _MOST_COMPARED = 3  # plans that are made to predict steps with more memory resident: of the steps that came most often
 _REMEMBERED = 24  # kinds of the last steps, for the next run
-# Called before a step is refused, with its recording, if it has ended. True if it goes on: see StepWatch.
+# Called before a step is refused, with its recording, if it has ended. True if the step continues: see StepWatch.
 Refused = Callable[[VdnnError, Recording | None], bool]
 
 

@@ -5,14 +5,14 @@ missing, make room for storages that are larger, or not in the plan: some expert
 recorded, and others fewer. If that is not enough, it evicts storages that the plan keeps, first saved first, and
 reloads them before their use.
 
-[Note: What grew] Transient bytes and gradients are planned, so the margin is for what grew. It is the most that
-storages which are saved nearby grew together: what is recomputed does not count otherwise. If a storage is larger than
+[Note: What grew] Transient bytes and gradients are planned, so the margin is for what grew. It is the largest growth of
+storages that are saved near each other, because recomputed storages do not count otherwise. If a storage is larger than
 all that the plan saves nearby, its operations may take more than the plan has for any of them: as many times that as a
 step without a plan leaves for its largest storage (see [Note: The margin] in guard.py). And what operations of the plan
-take soon is expected to have grown as much as the last saves. Where the step goes on after the last save of the plan
-(another forward pass), any operation of the plan may come again, as large as
-what it has repeated so far. Operations that come between those of the plan are foreseen by nothing: where earlier steps
-of the session differed and took more than their budgets for it, so much more stays free once a step differs.
+take soon is expected to have grown as much as the last saves. If the step continues after the last save of the plan
+(another forward pass), any operation of the plan may come again, as large as what it has repeated so far. Operations
+that come between those of the plan are foreseen by nothing: where earlier steps of the session differed and took more
+than their budgets for it, so much more stays free once a step differs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.step.forms import Form
 
-# What was evicted is reloaded when the backward pass is this many lifetimes away from it, or only `_NEXT` if there is
+# An evicted storage is reloaded when the backward pass is this many lifetimes away from it, or only `_NEXT` if there is
 # no room before.
 _SOON = 8
 _NEXT = 2
-# What was saved in this first part of the step so far is away for long enough to be evicted.
+# Storages that were saved in this first part of the step so far are unused for long enough to be evicted.
 _EARLY = 0.75
 
 
@@ -63,7 +63,7 @@ class PlanGuard(Guard):
         self._planned_bytes = 0
         self._is_saving = True  # the last hook was that of a save
 
-    # What is on the device.
+    # The storages on the device.
 
     def saved(self, nbytes: int) -> None:
         followed = self._followed
@@ -117,7 +117,7 @@ class PlanGuard(Guard):
         over_bytes = here_bytes - followed.stored_bytes + self._margin_bytes
         return over_bytes - self._room_bytes - followed.spare_bytes
 
-    # What leaves it.
+    # The storages that leave it.
 
     def make_room(self) -> None:
         if self.earlier:

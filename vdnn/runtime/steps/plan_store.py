@@ -90,8 +90,8 @@ class Loaded(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class PlanFolder:
     """`facts`: those that the options of the session give. `follows_recomputes`: rechecks find a recipe that is wrong
-    where it is followed for the first time in a process. `ranks`: so many have files in it, each as many as a folder
-    has without ranks."""
+    where it is followed for the first time in a process. `ranks`: the number of ranks with files in it. Each may have
+    as many files as a folder without ranks."""
 
     path: Path
     vdnn_version: str
@@ -164,7 +164,7 @@ class PlanFolder:
             yield from sorted(self.path.glob(f"*{_END}"))
 
     def _remove_oldest(self) -> None:
-        """Removes what is beyond the bounds, and what an interrupted process left."""
+        """Removes files beyond the bounds, and those that an interrupted process left."""
         with contextlib.suppress(OSError):
             for path in self.path.glob(f".*{_END}.*{PARTIAL}"):
                 if time.time() - path.stat().st_mtime > _OLD_PARTIAL_S:

@@ -6,7 +6,7 @@ is a plan that does not fit.
 
 The training waits while a plan is made, quickly. A Python thread beside it would take Python's lock from every
 operation that it issues: on an H200 a step took 3 to 13 times as long while a plan was made, and plans came ten steps
-late (decision 75). A deep search, which is native, goes on beside the training (better_plans.py).
+late (decision 75). A deep search, which is native, runs beside the training (better_plans.py).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _ASSUMED_LINK = LinkCosts(24e9, 24e9, 42e9, 10_000)
 
 @dataclass(frozen=True, slots=True)
 class BudgetPlanner:
-    """Plans steps under one budget. `profile` describes a machine that is not present. `budget` None is the memory of
-    the device, less the reserve. `unrecorded_bytes` is memory that steps may take beyond their recordings, such as for
-    parameters that are copied ahead of their uses once the order of these is known. `state_bytes` is what training
-    state takes of the host's memory."""
+    """Plans steps under one budget. `profile` describes a machine that is not present. A `budget` of None stands for
+    the memory of the device, less the reserve. `unrecorded_bytes` is memory that steps may take beyond their
+    recordings, such as for parameters that are copied ahead of their uses once the order of these is known.
+    `state_bytes` is what training state takes of the host's memory."""
 
     policy: PlanPolicy
     budget: Budget | None
@@ -156,7 +156,7 @@ _SHARE_OF_TIME = 0.1
 
 
 def searches_beside(planner: BudgetPlanner) -> bool:
-    """True if a deep search goes on beside the training. In virtual time the steps that follow its plan would depend on
+    """True if a deep search runs beside the training. In virtual time the steps that follow its plan would depend on
     how fast the search is."""
     return planner.profile is None
 
@@ -254,7 +254,7 @@ class PlanMaker:
                 free_bytes = int(_FREE_OF_GUESS * planner.budget_bytes(recording)) if is_guess else 0
                 try:
                     planned = planner.planned(recording, timeline, free_bytes, known=_nearest_plan(recording, plans))
-                except VdnnError:  # what was made may be larger than what comes
+                except VdnnError:  # the made step may be larger than the next one
                     continue
                 sized_plan = self._sized_plan(
                     recording, planned, timeline, PlanOrigin.GUESSED if is_guess else PlanOrigin.MADE

@@ -130,8 +130,8 @@ class Recorder:
     # Called in the hooks, in this order.
 
     def reached(self, mark: Mark, peak_bytes: int, allocated_bytes: int) -> None:
-        """A hook has begun, and so many bytes are allocated. The next calls say what happens at it. `peak_bytes` is the
-        keep-all peak since the previous hook."""
+        """Called when a hook begins, with the bytes that are allocated then. The next calls say what happens at it.
+        `peak_bytes` is the keep-all peak since the previous hook."""
         if self._is_recomputing:
             self._recompute_peak_bytes = max(self._recompute_peak_bytes, peak_bytes)
             return
@@ -202,7 +202,7 @@ class Recorder:
             del self._log[-_FIELDS:]
 
     def left(self, mark: Mark) -> None:
-        """The hook is over. Not called if it has done nothing: then its end is its begin."""
+        """The hook is over. Not called if the hook did nothing: it then ends where it began."""
         if self._log and not self._is_recomputing:
             self._log[_END], self._log[_END_ISSUED] = mark, self._gauges.issued_ns()
 
@@ -215,7 +215,8 @@ class Recorder:
     @contextlib.contextmanager
     def recomputing(self, mark: Mark) -> Iterator[None]:
         """[Note: Recomputes are not recorded] With everything kept nothing is recomputed, so the uses and the
-        computation of a recompute are not part of the recording. A use that needs a recompute begins at its begin."""
+        computation of a recompute are not part of the recording. A use that needs a recompute begins where the
+        recompute begins."""
         if self._is_recomputing:
             yield
             return
@@ -245,8 +246,8 @@ class Recorder:
         self._account(life.source)
 
     def evicted_earlier(self, nbytes: int) -> None:
-        """So many bytes that graphs of earlier steps held were evicted. The step is recorded as if they had left before
-        it began."""
+        """Called when bytes were evicted that graphs of earlier steps held. The step is recorded as if they had left
+        before it began."""
         self._resident_bytes -= nbytes
         for at in range(0, len(self._log), _FIELDS):
             self._log[at + _ALLOCATED] -= nbytes

@@ -75,7 +75,7 @@ Opening = tuple[SaveKey, Begin]  # the first save of a step, and how it begins
 
 
 class _Begun(NamedTuple):
-    """The first save of a step, and the key, the begin and the kind that it gives the step."""
+    """The first save of a step, and the key, the Begin and the kind that it gives the step."""
 
     given: tuple[_Facts, int, bool, int]  # with the model, whether the micro-batch is a later one, and the bytes
     key: SaveKey
@@ -87,8 +87,8 @@ class SaveKeys:
     """The save keys of one step or micro-batch, and its kind."""
 
     def __init__(self, *, is_later: bool = False, before: SaveKeys | None = None) -> None:
-        """`is_later`: of a micro-batch that is not the first of its step. `before`: those of the step before, which
-        often saves the same."""
+        """`is_later`: the micro-batch is not the first of its step. `before`: those of the step before, which often
+        saves the same."""
         self._is_later = is_later
         self._known: _KnownKeys = _KnownKeys() if before is None or before._known.are_too_many else before._known
         self._begun_before: _Begun | None = None if before is None else before._begun or before._begun_before

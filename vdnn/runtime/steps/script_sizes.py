@@ -290,7 +290,7 @@ class _Product(NamedTuple):
 
     multiple: int
     divisor: int
-    factors: tuple[tuple[int, int], ...]  # the dimension, and what is added to its size
+    factors: tuple[tuple[int, int], ...]  # the dimension, and the number that is added to its size
 
     def at(self, sizes: Sizes) -> int | None:
         """The number for these sizes of the first save; None if it is not whole."""

@@ -34,12 +34,12 @@ from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.step.plan import Action
 from vdnn.step.recording import SaveKey
 
-# A step that differs each time is learned no more after so many steps, and after the gate was left so often. Each step
-# that the gate serves to its end makes up for one.
+# Learning ends after this many steps that differ each time, and after the gate was left this often. Each step that the
+# gate serves to its end makes up for one.
 _MOST_LESSONS = 8
 _MOST_FAILURES = 3
-# Steps of so many shapes are settled under one plan at a time. The script of one takes about 500 bytes of the host for
-# each save and use: 0.25 MB for the 12 blocks of GPT-2.
+# The most shapes of steps that are settled under one plan at a time. The script of one takes about 500 bytes of the
+# host for each save and use: 0.25 MB for the 12 blocks of GPT-2.
 _MOST_SHAPES = 32
 _MOST_PATIENCE = 1024  # steps: see _Rest
 
@@ -254,7 +254,7 @@ class Settling:
         return 0 if gate is None or (self.followed is None and self._kept is None) else gate.kept_bytes
 
     def leave(self) -> None:
-        """Closes the gate. The step may be over: what is asked of a finished step is known again, and no more."""
+        """Closes the gate. The step may be over. Then only the facts of a finished step are known again."""
         followed, gate = self.followed, self.gate
         if gate is None or followed is None or not gate.is_open:
             return
@@ -306,7 +306,7 @@ class Settling:
             modules.follow()
 
     def leave_step(self) -> None:
-        """The step is over. What it saved and is still alive outlives it: guards of later steps may evict that."""
+        """The step is over. Saves of it that are still alive outlive it, and guards of later steps may evict them."""
         self.leave()
         followed = self.followed
         if followed is not None and followed.step.guard is not None:
@@ -350,7 +350,8 @@ class Settling:
     # At the end of a step.
 
     def step_ended(self, modules: ModuleWatch, *, at_save: bool = False) -> None:
-        """The running step is over, and what it was is known. `at_save`: at the first save of the next one."""
+        """Called when the running step has ended, so that its script is complete. `at_save`: at the first save of the
+        next one."""
         followed, self.followed = self.followed, None
         if followed is None:
             self.is_expected = False

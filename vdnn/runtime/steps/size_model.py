@@ -140,8 +140,9 @@ class RecordedSizes:
         return lines_through(first.size, after_warm_up, in_part=in_part)
 
     def _nearest(self, first: SaveKey, others: Sequence[RecordedSizes] = ()) -> Recording:
-        """The recording nearest in size, of those with recomputes of their own: errors of guesses would add up. What
-        was resident later is resident in it: a step of the warm-up began without the state of the optimizer."""
+        """The recording nearest in size, of those with recomputes of their own: errors of guesses would add up. The
+        step counts with the bytes that were resident later: a step of the warm-up began without the state of the
+        optimizer."""
         own = [one._by_size[size] for one in (self, *others) for size in one._have_own_recomputes & one._by_size.keys()]
         nearest = min(own or self._by_size.values(), key=lambda one: _ratio(first_save(one), first))
         return with_resident(nearest, max(one.resident_bytes for one in (nearest, *self._by_size.values())))

@@ -66,7 +66,7 @@ class StepOptions:
     @property
     def unmeasured_steps(self) -> int:
         """The first steps that are neither recorded nor measured. With a budget in bytes there are none. The budget
-        "min" is the least that a step can take, and the first steps may take less than later ones."""
+        "min" is the smallest possible peak of a step, and the first steps may have a smaller one than later steps."""
         return 0 if self.planner is not None and not self.planner.wants_the_least else self.warmup_steps
 
 
@@ -133,7 +133,8 @@ class StepGuards:
 
 
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
-# A result, and what is made of it before it is freed, such as its log_softmax.
+# Results that get room: the product's, and the next one that is made from it before it is freed, such as its
+# log_softmax.
 _PRODUCTS = 2
 _UNWATCHED = contextlib.nullcontext()  # around a hook that nobody watches, or that runs inside another one
 
@@ -163,7 +164,7 @@ class StepWatch:
     ) -> None:
         """`free_state` offloads the training state that stays on the device, and returns the bytes that this frees.
         `refused` is called before a step is refused. It returns True if more training state leaves from now on, so that
-        the step goes on."""
+        the step can continue."""
         self.options = options
         self._free_state = free_state
         self._refused = refused
@@ -545,8 +546,8 @@ class StepWatch:
 
     def passed_weight(self, weight: torch.Tensor) -> int:
         """Notes, in a step that has a budget and no plan, a save that is a parameter: a matrix product may multiply the
-        next save or the last one by it. Returns the bytes that a product with the last save needs beyond what is left
-        free for any operation."""
+        next save or the last one by it. Returns the bytes that a product with the last save needs beyond those that are
+        left free for any operation."""
         step, shape = self._step, weight.shape
         guard, operand, number = step.guard, step.operand, _sequence_nr()
         step.weight = (number, shape) if len(shape) == 2 else None

@@ -34,7 +34,7 @@ from vdnn.step.plan import Action
 from vdnn.step.recording import SaveKey
 from vdnn.step.timeline import Track
 
-# So many steps under each plan are measured, whether or not the session measures.
+# This many steps under each plan are measured, also if the session does not measure.
 _CHECKED = 2
 
 
@@ -74,7 +74,7 @@ class ObservedHook:
         step, gauges, stream, end = self.step, self._gauges, self._stream, self._begin
         if step is None:
             return
-        has_end, self.step = gauges.reads_ends or not self.is_idle, None  # else its end is its begin
+        has_end, self.step = gauges.reads_ends or not self.is_idle, None  # otherwise it ends where it began
         peak_bytes, _, allocated_bytes = self._peaks
         if has_end:
             end = gauges.mark(stream)
@@ -131,11 +131,11 @@ class WatchedStep:
             self.meter = None
 
     def own_peak(self, last_bytes: int, before_bytes: int) -> int:
-        """The peak of the finished step. `last_bytes`: since its last hook that was measured, or since its begin.
+        """The peak of the finished step. `last_bytes`: since its last measured hook, or since it began.
 
         torch's statistics have one peak, since the user's last reset. Over a whole step they tell the step's own peak
-        only if it rose above `before_bytes` in the step. Otherwise the step counts as taking what the checked steps of
-        its plan took: it repeats them."""
+        only if it rose above `before_bytes` in the step. Otherwise the step counts with the memory of the checked steps
+        of its plan, which it repeats."""
         executor, peak_bytes = self.executor, max(self.peak_bytes, last_bytes)
         if executor is None:
             return peak_bytes

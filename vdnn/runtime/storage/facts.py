@@ -32,7 +32,8 @@ def label_of(dtype: torch.dtype, shape: Iterable[int], saved_in: type | None) ->
 class StorageFacts:
     """The bytes [begin, begin + nbytes) of a storage, as they were at their first save.
 
-    `address`: of the first of these bytes. `stream`: that of the save. `geometry`: that of the first saved tensor.
+    `address`: the address of the first of these bytes. `stream`: that of the save. `geometry`: that of the first saved
+    tensor.
     `is_dense`: these bytes are exactly that tensor. `saved_in`: the class of the module whose forward was running.
     """
 

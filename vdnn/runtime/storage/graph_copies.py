@@ -63,7 +63,7 @@ _reloading: dict[int, _Reloading] = {}
 @functools.cache
 def _transport_of(device: torch.device, _process: int) -> Transport:
     native = _C.CudaDevice(device.index or 0) if device.type == "cuda" else _C.SimDevice()
-    # The waits in the graph bound what is in flight.
+    # The waits in the graph bound the copies in flight.
     return Transport(device, native, TransportOptions(offload_window_bytes=_NO_LIMIT_BYTES), owns_device=True)
 
 

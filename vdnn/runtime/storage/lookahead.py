@@ -33,7 +33,8 @@ class _Away:
 
 
 class Lookahead:
-    """The order of saves of one session, and what a backward pass has still to reload ahead of its use."""
+    """The order of saves of one session, and the storages that a backward pass has still to reload ahead of their
+    uses."""
 
     def __init__(self) -> None:
         self._next = 0  # position

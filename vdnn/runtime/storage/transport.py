@@ -148,7 +148,9 @@ class Transport:
         self.reload_window_bytes = options.reload_window_bytes
         self.reload_in_flight_bytes = 0
         self.has_room: Callable[[int], bool] | None = None  # for a reload ahead of its use; None: as its window says
-        self.fits_budget: Callable[[Transport, int], bool | None] | None = None  # besides what is allocated now
+        self.fits_budget: Callable[[Transport, int], bool | None] | None = (
+            None  # beyond the bytes that are allocated now
+        )
         self.copied: deque[Callable[[], Copied | None]] = deque()  # to the host, and no Lookahead knows it
         self.integrity: Integrity | None = None
         self.alignment = alignment_on(torch_device)
@@ -175,7 +177,7 @@ class Transport:
         return self.adopt_stream(_current_stream_handle(self.torch_device))
 
     def adopt_stream(self, handle: int) -> _C.Stream:
-        """A stream of torch's by its handle. From now on it waits for what was released early."""
+        """A stream of torch's by its handle. From now on it waits for storages that were released early."""
         try:
             return self._adopted[handle]
         except KeyError:
@@ -235,7 +237,7 @@ class Transport:
         return min(self._options.offload_window_bytes, self._options.reload_window_bytes)
 
     def fits(self, nbytes: int) -> bool:
-        """True if the budget of the device has room for so many more bytes now."""
+        """True if the budget of the device has room for this many more bytes now."""
         return self.fits_budget is None or self.fits_budget(self, nbytes) is not False
 
     def fit_host_memory(self, nbytes: int, *, is_awaited: bool) -> None:

@@ -2,7 +2,7 @@
 
 A program may save a part of a storage, write into the rest of it through `.data`, and save a larger part: solvers of
 differential equations collect the stages of a step so. Plain PyTorch is right about that, because the bytes that it
-saved first did not change. A copy of the whole storage, made at the first save, has not what was written later. So the
+saved first did not change. A copy of the whole storage that is made at the first save misses later writes. So the
 larger part is managed on its own, as if it were another version, if the copy was made already and a custom Function is
 among what made the view: none of torch's own operations writes so. Writes of the program itself into a tensor without a
 history are not found: they look like slices of an input.

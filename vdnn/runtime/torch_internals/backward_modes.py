@@ -1,8 +1,8 @@
 """Keeps torch function modes active in backward passes.
 
 `loss.backward()` is itself a function that a mode sees, and a mode is not active inside a function that it handles. So
-what a checkpoint computes again in the backward pass would not pass through the mode, and would save other tensors
-than in the forward pass.
+the recomputes of a checkpoint in the backward pass would not pass through the mode, and would save other tensors than
+the forward pass.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lets reads of `parameter.data` pass through a function of ours, as long as somebody asks for it.
 
-`.data` is a tensor of the same memory with a version counter of its own, so what a program writes through it is seen by
-nobody. The attribute of torch.nn.Parameter goes ahead of torch's own, as `grad` does in gradient_reads.
+`.data` is a tensor of the same memory with a version counter of its own, so nobody sees a write through it. The
+attribute of torch.nn.Parameter hides torch's own, as `grad` does in gradient_reads.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def _converted(
         result = parameter
     else:  # torch refuses data of another kind of device
         result = torch.nn.Parameter(data, parameter.requires_grad)
-        # A FakeTensor has its device here. What a library noted on the parameter goes along.
+        # A FakeTensor has its device here. Attributes that a library set on the parameter are copied.
         noted = {name: value for name, value in vars(parameter).items() if name not in vars(result)}
         vars(result).update(noted)
         replaced[parameter] = result

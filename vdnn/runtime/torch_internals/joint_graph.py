@@ -258,8 +258,8 @@ def _cut(
 
 @contextlib.contextmanager
 def _saves_tensors() -> Iterator[None]:
-    """While entered, torch saves the tensors of an operation with several results, and never the tuple. Where nothing
-    is left to choose, its min-cut saves what is marked as MUST_SAVE as it is, and then fails at a dropout."""
+    """While entered, torch saves the tensors of an operation with several results, and never the tuple. If no choice is
+    left, its min-cut saves values that are marked as MUST_SAVE unchanged, and then fails at a dropout."""
     choose = partitioners.choose_saved_values_set
 
     def chosen(*arguments: Any, **named: Any) -> list[fx.Node]:
@@ -384,7 +384,7 @@ def _hinted_leaf(leaf: Any) -> Any:
 # Pre-images of the inputs that a compiled region writes to, so that backward never reads the written value.
 #
 # A partitioner takes an input of forward as available in backward, for no bytes. That is wrong of an input that forward
-# writes to: when backward runs, it holds the new value, and what is recomputed from it is applied a second time. Before
+# writes to: when backward runs, it holds the new value, and a recompute from it applies the write a second time. Before
 # a joint graph is cut, everything that reads such an input reads a clone of it that may not be recomputed. A cut then
 # saves this clone, or something computed from it, and counts its bytes. A clone that no cut saves is removed again.
 

@@ -11,8 +11,8 @@ It never rests once dynamo has compiled something, because compiled code is guar
 
 [Note: Facts at boundaries] A session that recomputes notes facts at the beginning and at the end of module calls: the
 settings of torch and the versions of leaves. In a settled step it notes them only where a recipe of earlier steps
-needed them; while the watch rests, the versions of leaves are noted at the end of a step (leaves_at_rest.py). What was
-not noted is not known, and then nothing is recomputed from it.
+needed them; while the watch rests, the versions of leaves are noted at the end of a step (leaves_at_rest.py). A fact
+that was not noted is unknown, and then nothing is recomputed from it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A guarded parameter is the same object with another class, which has a `__torch_function__`. So torch asks it before
 every function of Python that gets it, on every thread, alone or in a list: `detach` of a state_dict, `data`,
-`data_ptr`, lists of foreach. Facts such as its shape need no values and are told. Native code that unpacks a tensor by
-itself does not ask; torch.func does so, see `transform_level` in tensor_kinds.
+`data_ptr`, lists of foreach. Facts such as its shape need no values and are answered. Native code that unpacks a tensor
+by itself does not ask; torch.func does so, see `transform_level` in tensor_kinds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs imports outside of all torch modes.
 
 A library may be imported for the first time while a function makes a model. Under a mode its constants would become
-tensors without data, which the module keeps: the next rehearsal lacks their bytes, and the program that goes on
+tensors without data, which the module keeps: the next rehearsal lacks their bytes, and the program that continues
 afterwards finds no values in them.
 """
 

@@ -20,7 +20,7 @@ _top = _native._top_saved_tensors_default_hooks
 _count_lock = threading.Lock()
 _installed = 0  # engines that are entered
 _calls: BackwardCalls | None = None
-_before: Callable[..., Any] | None = None  # what the calls replace
+_before: Callable[..., Any] | None = None  # the functions that the calls replace
 
 
 def top_hooks_are(hooks: torch.autograd.graph.saved_tensors_hooks) -> bool:

@@ -1,1 +1,1 @@
-"""The training state beside the activations: what an optimizer keeps for its parameters lives on the host."""
+"""The training state beside the activations: an optimizer's state, gradients and parameters that live on the host."""

@@ -21,7 +21,8 @@ from vdnn.runtime.training_state.state_copies import StateCopies, StateCopy
 from vdnn.runtime.training_state.state_tensors import TensorPlace, bytes_of_first_state, places_in
 
 CopiesFor = Callable[[torch.device | None], StateCopies | None]
-# Sends the state of parameters to the host. The host tensors of what was fetched are by id of the tensor on the device.
+# Sends the state of parameters to the host. Its dict has the host tensors of fetched state, by the id of the tensor on
+# the device.
 Leave = Callable[[list[torch.Tensor], StateCopies, dict[int, HostTensor]], None]
 
 
@@ -84,8 +85,8 @@ class DeviceSteps:
 
     def _has_room_for(self, part: Slice, beside: Slice | None = None) -> bool:
         """True if the budget has room to fetch a slice while one is stepped: that one itself, or the one before. A step
-        may take twice the memory of the parameters besides, and the first one makes state. What has left makes room
-        first."""
+        may take twice the memory of the parameters besides, and the first one makes state. Slices that have left make
+        room first."""
         copies = self._copies_for(part.device)
         stepped = part if beside is None else beside
         needed_bytes = part.nbytes + 2 * sum(one.nbytes for one in stepped.all_parameters())

@@ -50,7 +50,7 @@ class GradientCopies:
         return self._copies.get(device)
 
     def slice_bytes(self, device: torch.device) -> int:
-        """The most that comes to the device together: two slices are there at one time."""
+        """The most bytes that come to the device together: two slices are there at one time."""
         return max(1, self._copies[device].window_bytes // 2)
 
     def fetch(self, device: torch.device, hosts: list[HostTensor]) -> StateCopy:

@@ -113,7 +113,7 @@ def _copies_on_device(parameters: Iterable[tuple[int, torch.Tensor]]) -> Iterato
                 except torch.OutOfMemoryError:
                     if not ahead:
                         raise
-                    break  # there is room once this slice has gone
+                    break  # there is room once this slice has left
             moving = ahead[0][1]
             part.holder.arrive(part.parameters, moving)
             yield part.positions, moving.tensors  # empty once they are dropped

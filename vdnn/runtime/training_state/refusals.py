@@ -164,8 +164,8 @@ def _attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _is_small(value: object, deep: int = _DEEP) -> bool:
-    """True for values with no tensors but small ones, such as tables of a quantization. What has a model or another
-    optimizer may read all parameters. An own step that needs more fails on the stand-ins, which says so."""
+    """True for values with no tensors but small ones, such as tables of a quantization. An object that holds a model or
+    another optimizer may read all parameters. An own step that needs more fails on the stand-ins, which says so."""
     if isinstance(value, torch.Tensor):
         return type(value) is torch.Tensor and value.nbytes <= _LARGEST_TABLE_BYTES
     if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):

@@ -1,9 +1,9 @@
 """Calls an optimizer's own step on a slice of its parameters, as a part of one step.
 
 [Note: One step in parts] The own step sees groups with the parameters of the slice only. A closure is evaluated once,
-ahead of the slices. What a step changes beside parameters and their state is set back before each slice, so that every
-slice starts from the same: options of a group, such as a count of steps that some optimizers keep there, and numbers
-that the optimizer object holds.
+ahead of the slices. Everything that a step changes beside parameters and their state is set back before each slice, so
+that all slices start from the same values: options of a group, such as a count of steps that some optimizers keep
+there, and numbers that the optimizer object holds.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from vdnn.bytesize import format_bytes
 logger = logging.getLogger("vdnn")
 _PARTS = 4  # of what could stay of each kind, which are compared
 _MOST_DECISIONS = 4
-# Plans are made before a step is recorded with what stays. They leave one part of so many of it free, and the window of
-# gradients on their way: a backward that waits for fewer parameters makes them faster.
+# Plans are made before a step is recorded with what stays. They leave this part of it free, and the window of gradients
+# that are being copied: a backward that waits for fewer parameters makes them faster.
 _MARGIN = 16
 _LEAST_GAIN = 0.05  # of a step, for which steps are recorded anew: near the least budget it is all in a guess
 
@@ -135,7 +135,7 @@ class StateRoom:
         states: Callable[[], Sequence[ManagedState] | None],
         parameters: Callable[[], Sequence[StayingParameters] | None] = lambda: (),
     ) -> None:
-        """Both tell who sessions manage now; None once the engine is gone."""
+        """Both tell who sessions manage now; None once the engine is freed."""
         self.staying: dict[StateKind, set[int]] = {kind: set() for kind in StateKind}
         self.lines: list[str] = []  # for the report
         self.predicted_ns: int | None = None  # of a step with what stays, if it was decided here

@@ -1,7 +1,7 @@
 """One step of an optimizer that was called, and runs slice by slice when its parameters are next needed.
 
-It has what the call saw: options of the groups, numbers of the optimizer, gradients, and modes of torch. While a slice
-is stepped these are in place; afterwards the program's are again.
+It has the inputs of the call: options of the groups, numbers of the optimizer, gradients, and modes of torch. While a
+slice is stepped these are in place; afterwards the program's are again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DeferredStep:
         self._total = stepped_before + len(self._numbers)
         sliced.keep_values()
 
-    # What is not stepped yet.
+    # The slices that are not stepped yet.
 
     def parameters(self) -> Iterator[torch.Tensor]:
         for part in self._slices.values():

@@ -9,7 +9,7 @@ runs, its data is the copy on the device. That copy is dropped, or written to th
 [Note: One memory] Either the host copy or the copy on the device is the memory of the parameter, and `is_in_place` says
 which. The copy on the device stays in place while a module or a graph uses it, and while the program holds its memory:
 a view, `detach()`, a storage, numpy, DLPack. The host copy may be held by the program at any time, because it never
-changes its place; what is written to it is fetched by the next use.
+changes its place; the next use fetches values that were written to it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Keeps the parameters of one model on the host while a session manages it: the frozen ones, or the trained ones too.
 
-Entering copies to pinned memory what is on the device; frozen parameters in mapped files are used where they are.
-Leaving returns what was on the device. What cannot leave stays on the device and is named in the report.
+Entering copies the parameters on the device to pinned memory; frozen parameters in mapped files are used where they
+are. Leaving returns the parameters that were on the device. What cannot leave stays on the device and is named in the
+report.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class ManagedParameters:
             raise
 
     def leave(self) -> None:
-        """Returns the parameters to the device. What it refuses stays on the host, in memory that is not pinned."""
+        """Returns the parameters to the device. Parameters that it refuses stay on the host, in memory that is not
+        pinned."""
         self._entries -= 1
         if self._entries:
             return
@@ -274,7 +276,7 @@ class ManagedParameters:
         return [(id(one.parameter), one.nbytes) for one in could]
 
     def ahead_bytes(self) -> int:
-        """The most that copies ahead of their uses may take."""
+        """The most bytes of copies that are made ahead of their uses."""
         return 0 if self._streaming is None else self._streaming.ahead_bytes()
 
     def fetched(self) -> tuple[int, int]:
@@ -333,7 +335,7 @@ class ManagedParameters:
 
     def _return(self, away: AwayParameter, *, is_to_be_used: bool = False) -> int:
         """Ends the management of one parameter. Returns the bytes that the device refused. `is_to_be_used`: a mapped
-        one goes to the device, too."""
+        parameter is copied to the device, too."""
         refused_bytes = 0
         with outside_of_inference_mode(), torch.no_grad(), torch._C.DisableTorchFunction():
             goes_home = away.home is not None or is_to_be_used
@@ -371,7 +373,7 @@ class ManagedParameters:
             self._left.append(away.host.tensor)
 
     def _copied_back(self, away: AwayParameter) -> torch.Tensor:
-        """A copy on the device that is complete, or ordered before what the current stream does next."""
+        """A copy on the device that is complete, or ordered before the next work of the current stream."""
         moving = away.copies.fetch([away.host])
         away.copies.arrive_to_be_read(moving, "parameter returned")
         return moving.tensors[0]

@@ -344,7 +344,7 @@ class ModuleCalls:
             self._write_through(away, None)
 
     def _refuse_late_writes(self, *_: object) -> None:
-        """A call, a backward or a step begins: what was written until now was written by the program."""
+        """A call, a backward or a step begins: all writes until now were the program's."""
         if (self._held or self.uses.holds_some) and not self._running:
             with self._streaming.lock, torch._C.DisableTorchFunction():
                 for away in list(self._away.values()):
@@ -624,8 +624,8 @@ class GraphUses:
 # Tells whether a program that takes a parameter reads its values, from the instruction that follows.
 #
 # A parameter that is taken outside of its module comes to the device, for as long as the module that takes it runs.
-# Many programs take one for its dtype or its shape alone (`x.to(self.head.weight.dtype)`); those need no copy. What is
-# not understood counts as a read.
+# Many programs take one for its dtype or its shape alone (`x.to(self.head.weight.dtype)`); those need no copy. Bytecode
+# that is not understood counts as a read.
 
 # Attributes and methods that need no values, and are the same on every device.
 _FACTS = frozenset(
@@ -641,7 +641,8 @@ _IN_BETWEEN = frozenset(("CACHE", "NOP", "EXTENDED_ARG"))
 
 
 def reads_values(depth: int = 1) -> bool:
-    """False if the program takes facts only. `depth`: of the frame of the dict of parameters that it called."""
+    """False if the program takes facts only. `depth`: the depth of the frame of the parameter dict's method that it
+    called."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and frame.f_code.co_filename in _IN_BETWEEN_FILES:
         frame = frame.f_back

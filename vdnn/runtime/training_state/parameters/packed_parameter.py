@@ -102,7 +102,7 @@ class ParameterSaves:
         return self.pack, self.unpack
 
     def cut(self) -> None:
-        """Called when the engine is gone while graphs still hold kept tensors and parameters."""
+        """Called if the engine is freed while graphs still hold kept tensors and parameters."""
         self._unpack = unpack_without_hooks
         del self._pack
 

@@ -1,7 +1,7 @@
 """Parameters that are away come to the device for the step of their slice, and the stepped ones leave behind it.
 
-The host copy is written once the slice was stepped: a copy to the host goes where the values came from, so there is one
-copy of each byte. If the driver refuses that copy, the parameter stays on the device from then on.
+The host copy is written once the slice was stepped, in the place from which the values came. So there is one copy of
+each byte. If the driver refuses that copy, the parameter stays on the device from then on.
 """
 
 from __future__ import annotations

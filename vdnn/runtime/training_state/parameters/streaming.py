@@ -134,7 +134,7 @@ class Streaming:
                 copies.settle(moving)  # from now on the program may write to the host copies
 
     def ahead_bytes(self) -> int:
-        """The most that copies ahead of their uses may take."""
+        """The most bytes of copies that are made ahead of their uses."""
         streamed = [one.nbytes for one in self._known.values() if not one.stays]
         return min(sum(streamed), max(self._window_bytes, *streamed)) if streamed else 0
 
@@ -146,7 +146,7 @@ class Streaming:
             if away.stays or away.users or away.is_in_place or not away.is_there() or away.is_held_on_host():
                 return
             self.drop(away)  # the host copy may have been written to since it was fetched
-            self._fetch(away, is_ahead=True)  # if the device has no memory for it, it goes on to move
+            self._fetch(away, is_ahead=True)  # if the device has no memory for it, it is still moved
             self._arrive(away)
             if away.on_device is not None:
                 away.put_in_place(away.on_device)
@@ -241,7 +241,7 @@ def _ordinary_tensors() -> Iterator[None]:
 # Predicts which parameters are used next, from the order in which they were used before.
 #
 # A prediction is the use that followed these two uses last time, in the same phase: a call of a model, or a backward.
-# It never goes beyond the phase, so nothing is fetched ahead while the program may write to parameters.
+# It stops at the end of the phase, so nothing is fetched ahead while the program may write to parameters.
 
 
 class UseOrder:

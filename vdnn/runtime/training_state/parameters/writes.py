@@ -149,7 +149,8 @@ class Writes:
 
     def take_home(self, away: AwayParameter) -> None:
         """The parameter no longer stays on the device. Optimizers have stepped it there, in ways that torch does not
-        count: what it has now is what the host gets. Mapped memory belongs to frozen parameters, whose writes count."""
+        count: the host gets the values that it has now. Mapped memory belongs to frozen parameters, whose writes
+        count."""
         if away.is_in_place and not away.is_mapped:
             self._write_back(away)
             away.is_exposed = bool(away.users)  # what uses it now may be such a step

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from benchmarks.whole_state.shared_device import MachineEngine, SharedDevice, StreamPoint
 from vdnn.planning.training.cycle import ByteClass, Cycle, Move, TaskKind
 from vdnn.planning.training.placement import Placement
 from vdnn.planning.training.simulate_cycle import cycle_with_room
 from vdnn.planning.training.training import Training, TrainingMachine
-from vdnn.runtime.machine.shared_device import MachineEngine, SharedDevice, StreamPoint
 
 _STEPS = 12
 

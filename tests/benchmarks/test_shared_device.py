@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.whole_state.shared_device import MachineEngine, SharedDevice, StreamPoint
 from vdnn.errors import VdnnError
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.training.training import TrainingMachine
-from vdnn.runtime.machine.shared_device import MachineEngine, SharedDevice, StreamPoint
 
 GB = 10**9
 MACHINE = TrainingMachine("a machine", LinkCosts(10 * GB, 10 * GB, 16 * GB, 0), 1 << 40, 40 * GB, 20 * GB)

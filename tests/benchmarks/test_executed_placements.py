@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.whole_state.cells import FREE, SHARES, tokens_of
 from benchmarks.whole_state.decoders import MODELS, training_of
+from benchmarks.whole_state.executed_placement import execute_training
 from benchmarks.whole_state.machines import MACHINES
 from tests.planning.training.random_trainings import random_training
 from tests.planning.training.test_native_cycles import random_placement
@@ -16,7 +17,6 @@ from vdnn.planning.published.whole_state import WHOLE_STATE_POLICIES
 from vdnn.planning.training.auto_placement import auto_placement
 from vdnn.planning.training.cycle import cycle_of
 from vdnn.planning.training.simulate_cycle import TrainingStep, simulate_training
-from vdnn.runtime.rehearsal.executed_training import execute_training
 
 
 def outcome_of(step: TrainingStep) -> tuple[int, int, int, int]:
