@@ -79,8 +79,8 @@ def advise(
     unchanged and with each change. `hardware` is as in vdnn.plan; None means the GPU of this machine, or "h100" if it
     has none. Pass `loss(output, target)`, or `loss(output)` if a batch has no target, or pass
     `step(model, optimizer, batch)`, which does a whole step and is watched. `budget` is the part of the card's memory
-    that a step may take. The model, the optimizer, the loader and all random states are unchanged afterwards. What
-    `step` changes besides its arguments is not restored.
+    that a step may take. The model, the optimizer, the loader and all random states are unchanged afterwards. Other
+    objects that `step` changes are not restored.
 
         print(vdnn.advise(model, loader, optimizer, nn.CrossEntropyLoss()))
     """

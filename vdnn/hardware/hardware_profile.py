@@ -41,8 +41,8 @@ HOST_FIGURES = ("memory_bytes", "memory_bytes_per_s", "step_bytes_per_s", "cores
 # The times in which a usual host issues operations. A profile has all of these figures or none: see host_figures.py.
 ISSUE_FIGURES = ("operation", "launch", "save", "copy", "recompute")
 
-# What libraries keep for the whole process, which a profile may lack: cuBLAS's workspaces, which torch's allocator
-# counts, and the context of CUDA with the code of its libraries, which it does not.
+# The memory that libraries keep for the whole process, if the profile has it: cuBLAS's workspaces, which torch's
+# allocator counts, and the context of CUDA with the code of its libraries, which it does not.
 LIBRARY_FIGURES = ("cublas_bytes", "context_bytes")
 
 # Figures of the link between cards, which a profile may lack: the rate at which one sends while it receives as much.

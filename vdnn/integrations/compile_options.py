@@ -46,9 +46,10 @@ def compile_options(
 
     A region is a graph that torch compiles; each has the whole budget for itself. Its inputs (parameters among them),
     its outputs and the tensors saved for backward count while they are on the device, each storage once. Gradients and
-    the memory that a kernel needs while it runs do not. What does not fit is recomputed in backward, or offloaded to
-    pinned memory and reloaded ahead of its use, whichever takes less time. Gradients are those of torch.compile without
-    these options, but for the last bits where Inductor fuses recomputed operations with others. Needs torch 2.13.
+    the memory that a kernel needs while it runs do not. Values that do not fit are recomputed in backward, or offloaded
+    to pinned memory and reloaded ahead of their use, whichever takes less time. Gradients are those of torch.compile
+    without these options, but for the last bits where Inductor fuses recomputed operations with others. Needs torch
+    2.13.
 
     Args:
         budget: bytes, or a text such as "12GiB".

@@ -52,7 +52,7 @@ def put_into(forward: fx.GraphModule, backward: fx.GraphModule, step: GraphStep,
     ahead, behind = list(forward.graph.nodes), list(backward.graph.nodes)
     for move in moves:
         _offload(forward.graph, ahead, step, move)
-    # Of those at one place the wait comes first, and then the reloads in their order.
+    # At one place the wait comes first, and then the reloads in their order.
     places = [(step.places[move.use_point].node, 0, order, move) for order, move in enumerate(moves)]
     places += [(step.places[move.reload_point].node, 1, order, move) for order, move in enumerate(moves)]
     hosts = {move.name: _host_of(backward.graph, move) for move in moves}

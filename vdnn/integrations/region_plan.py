@@ -25,7 +25,7 @@ from vdnn.runtime.torch_internals import joint_graph
 from vdnn.runtime.torch_internals.joint_graph import Cut
 from vdnn.step.plan import Absence, Action, Plan, PlannedLifetime, make_plan
 
-# Of the search for moves, whose full effort is meant for one plan: here every cut that is tried gets one.
+# A share of the full effort of the search for moves: that is meant for one plan, and here each tried cut gets one.
 _EFFORT = 0.05
 
 

@@ -23,8 +23,8 @@ def least_bytes(recording: Recording) -> int:
 
 
 def least_bytes_without_gradients(recording: Recording) -> int:
-    """The same, if gradients left as they are made. What is allocated during the step, is not managed and stays until
-    its last use counts as gradients: a lower bound of them in every interval."""
+    """The same, if gradients left as they are made. Memory that is allocated during the step, is not managed and stays
+    until its last use counts as gradients: a lower bound of them in every interval."""
     kept = [0] * (len(recording.points) + 1)
     for one in recording.lifetimes:
         kept[one.saves[0]] += one.nbytes

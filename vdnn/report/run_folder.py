@@ -4,7 +4,7 @@ It has `cells.jsonl`, with one measured or predicted step per line, or `steps/NA
 the Timelines of a step, or `trainings/NAME.json`, the plan of a whole training, or several of these. A last line that
 was cut off is ignored, because the writer may have been stopped; any other error in the cells is refused with its line.
 A step whose files cannot be read (an older vdnn wrote them) is ignored and named in `notes`, unless the run has nothing
-else. Of two cells with the same identity the later one counts.
+else. If two cells have the same identity, the later one counts.
 """
 
 from __future__ import annotations

@@ -78,9 +78,9 @@ class RankShare:
 class TrainingReport:
     """The plan of a whole training. One step is `micro_batches` passes of `batch`, and the optimizer's step.
 
-    `computing_ns` is a step that waits for nothing and recomputes nothing, `bound_ns` the certified least of any plan,
-    or None. The host issues the step in `issue_ns`; 0 if nothing is known of it. `kept_peak_bytes` is the peak with
-    everything on the device. `rehearsed_peak_bytes` is the measured peak of one pass with everything kept, and
+    `computing_ns` is a step that waits for nothing and recomputes nothing, `bound_ns` the certified lower limit for all
+    plans, or None. The host issues the step in `issue_ns`; 0 if nothing is known of it. `kept_peak_bytes` is the peak
+    with everything on the device. `rehearsed_peak_bytes` is the measured peak of one pass with everything kept, and
     `cycle_peak_bytes` is the prediction of that peak by the plan's model. With a `rank`, these two peaks are those of
     one pass without ranks, and all other bytes and times are those of the rank with the most.
     """

@@ -245,8 +245,9 @@ def with_resident(recording: Recording, resident_bytes: int) -> Recording:
 
 
 def with_more_resident(recording: Recording, more_bytes: int) -> Recording:
-    """The same step with `more_bytes` more allocated when it begins, as a later one has them. Of these its end has what
-    the step itself left besides gradients (the optimizer's state, in a first step) already."""
+    """The same step with `more_bytes` more allocated when it begins, as a later one has them. At its end, the memory
+    that the step itself left besides gradients (the optimizer's state, in a first step) is already among these
+    bytes."""
     later = with_resident(recording, recording.resident_bytes + more_bytes)
     *points, end = later.points
     left_bytes = recording.points[-1].allocated_bytes - recording.resident_bytes - recording.parameter_bytes

@@ -128,7 +128,7 @@ def host_bound_ns(recording: Recording, gaps: Sequence[Gap], costs: LinkCosts, b
 _INTERVALS = 50  # those over the budget by the most are considered
 
 
-# Of a lifetime: its intervals of absence, its bytes, and the host time of the absence.
+# For a lifetime: its intervals of absence, its bytes, and the host time of the absence.
 _Way = tuple[int, range, int, int]
 
 

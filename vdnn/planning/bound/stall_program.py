@@ -18,9 +18,9 @@ room are absent, at most one storage larger than half of the room is present, an
 with parts of storages, without integers.
 
 [Note: Left out] The relaxation ignores that the engines share a link, that a copy cannot be interrupted, that the bytes
-of a codec take memory, and everything between anchors. This makes the bound lower, never wrong. Of the memory during a
-recompute, it includes two facts: whether there is room for the recompute at all, and that a chain of recomputes stays
-on the device (the second half of this file).
+of a codec take memory, and everything between anchors. This makes the bound lower, never wrong. It includes two facts
+about the memory during a recompute: whether there is room for the recompute at all, and that a chain of recomputes
+stays on the device (the second half of this file).
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def choose_anchors(missing: Sequence[int], gaps: Sequence[Gap], most: int) -> li
     first to the last; the one that is over the budget most; and those with the least room with everything absent, where
     each reload waits for the use of the previous one. The last add at most half as many numbers to the program again.
 
-    `missing`: by how many bytes every interval is over the budget with everything kept.
+    `missing`: the bytes by which every interval is over the budget with everything kept.
     """
     over = [interval for interval, nbytes in enumerate(missing) if nbytes > 0]
     if len(over) <= most:

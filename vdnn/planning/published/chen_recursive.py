@@ -1,8 +1,8 @@
 """chen-recursive: cuts the forward pass in two, and the largest segment again (Chen et al., 2016, arXiv 1604.06174).
 
 The storages at the cuts are kept and all others are recomputed. The segment with the most bytes is cut first, where
-half of its bytes are saved. Of all numbers of cuts that are tried, the plan is the one with the shortest step under the
-budget, or without a budget the one with the least memory.
+half of its bytes are saved. Several numbers of cuts are tried. The plan is the one with the shortest step under the
+budget, or, without a budget, the one with the least memory.
 """
 
 from __future__ import annotations

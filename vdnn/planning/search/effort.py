@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 class Effort(NamedTuple):
     """`moves` scales the evaluations of moves, `trials` the choices of recomputes that are tried, at most
-    `most_trials`. Each of these is a search of `moves_a_trial` evaluations. The best `finalists` get a whole one."""
+    `most_trials`. Each of these is a search of `moves_a_trial` evaluations. The best `finalists` get a whole search."""
 
     moves: float = 1.0
     trials: float = 1.0

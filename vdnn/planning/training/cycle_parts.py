@@ -1,7 +1,7 @@
 """Cycles that are put together from the parts of their units, for a search that changes few units at a time.
 
-What a unit needs and moves depends on its own placement and on the layout of the cycle: which tasks there are. Parts
-are known once they were asked for, so that most cycles are made ten times as fast as by cycle_of().
+The needs and moves of a unit depend on its own placement and on the layout of the cycle, which says which tasks there
+are. Parts are known once they were asked for, so that most cycles are made ten times as fast as by cycle_of().
 """
 
 from __future__ import annotations

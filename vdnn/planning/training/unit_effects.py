@@ -60,7 +60,7 @@ class Effects:
 
 class UnitEffects:
     """`base` are the effects of keeping everything on the device. `changes` has a row for each column in its arrays:
-    the change that a placement of one unit makes. Of the columns of a group, at most one whole is chosen.
+    the change that a placement of one unit makes. The chosen shares of the columns of a group add up to 1 at most.
     `columns[unit]` are those of its placements that are not to keep everything: of parameters, gradients and state with
     activations kept, and of activations alone. Needs NumPy, which SciPy brings."""
 
@@ -121,7 +121,7 @@ class UnitEffects:
         )
         for move in kept:
             place = at[move.task % count]
-            # What later slices of a step need is due at the next place.
+            # Bytes that later slices of a step need are due at the next place.
             due = place if firsts[place] == move.task % count else (place + 1) % len(self.places)
             one.ins[due] += move.nbytes / GB
             self._add_ahead(one, move, starts, firsts, count)

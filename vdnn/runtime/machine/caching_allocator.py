@@ -65,7 +65,8 @@ class _Pool:
 
 
 class CachingAllocator:
-    """Replays allocations and frees, each named by a key. `limit_bytes` is the memory that CUDA has; None is no limit.
+    """Replays allocations and frees, each named by a key. `limit_bytes` is the memory that CUDA has; None means no
+    limit.
 
     `failures` counts the allocations that found no memory. They are reserved all the same, so that the replay can
     continue.

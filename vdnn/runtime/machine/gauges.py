@@ -302,7 +302,8 @@ _HOOKS_BEHIND = 2
 # A hook and the operations behind it may take longer than those before them.
 _MARGIN = 2.0
 _SHORTEST_NS, _LONGEST_NS = 50_000, 20_000_000
-# Of a GPU whose clock torch does not tell, a low one: a longer wait costs time, a shorter one accuracy.
+# The rate that is assumed for a GPU whose clock torch does not report. It is low: a longer wait costs time, a shorter
+# one accuracy.
 _CLOCK_KHZ = 1_500_000
 
 # Spins for a number of cycles on the current stream; absent if torch has no CUDA.

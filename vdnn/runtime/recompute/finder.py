@@ -291,8 +291,8 @@ class Search:
 def is_usable_save(packed: Packed, avoided: int) -> bool:
     """True if a recipe can read the save: it is not stale, and not in the storage that is to be recomputed.
 
-    `avoided` is the native address of that storage. Of plain tensors and light saves `is_usable` tells the same without
-    Python."""
+    `avoided` is the native address of that storage. `is_usable` answers the same for plain tensors and light saves
+    without Python."""
     if isinstance(packed, PackedView):
         managed = packed.managed
         return managed.witness._version == managed.version and managed.native_address != avoided

@@ -8,7 +8,7 @@ what they save there. The choice follows torch's own (aten/src/ATen/native/trans
   math        all else. It saves the whole matrix.
 
 cuDNN's attention, which torch prefers on Hopper, saves as many bytes as flash attention, and a mask without padding.
-What a program has switched off, as by torch.nn.attention.sdpa_kernel, is not chosen.
+A kernel that the program has switched off, as by torch.nn.attention.sdpa_kernel, is not chosen.
 """
 
 from __future__ import annotations

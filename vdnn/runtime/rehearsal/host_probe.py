@@ -1,10 +1,11 @@
 """Measures what this machine's host needs to issue a step, for `vdnn doctor` and `host_speed="measured"`.
 
-Small blocks as those of a decoder without attention train in four ways in turn: plain, and under plans that keep
-everything, that move one save of each block, and that recompute one. What a way takes over another one, per action, is
-the cost of an action. Only the processor time of the calling thread counts, medians over the turns. Without a GPU the
-tensors are on the CPU and copies go to a simulated device: operations then contain their small arithmetic, copies wake
-a thread of that device in place of the driver's part, and launches are not measured.
+Small blocks, like those of a decoder without attention, are trained in four ways in turn: plain, and under three plans.
+One keeps everything, one moves a save of each block, and one recomputes a save of each block. The difference between
+the times of two ways, divided by the number of actions, is the cost of an action. Only the processor time of the
+calling thread counts, medians over the turns. Without a GPU the tensors are on the CPU and copies go to a simulated
+device: operations then contain their small arithmetic, copies wake a thread of that device in place of the driver's
+part, and launches are not measured.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Makes the units of a training from the marks of a watched step.
 
 [Note: Bytes of units] What a unit saves is by how much more is allocated when it ends, with its input and without its
-output, which is the input of the next. What it made for other units, such as a mask, and parameters that several units
-use stay on the device, as part of the fixed bytes. A shared parameter's gradient belongs to the last unit that uses it.
-A transient is what a unit's peak has in addition to what the cycle of a training with everything kept counts, so that
-the peaks of both agree. Where a gradient takes the place of saves that are gone, the cycle counts both and is higher.
+output, which is the input of the next. Tensors that it made for other units, such as a mask, and parameters that
+several units use stay on the device, as part of the fixed bytes. A shared parameter's gradient belongs to the last unit
+that uses it. A transient is what a unit's peak has in addition to what the cycle of a training with everything kept
+counts, so that the peaks of both agree. Where a gradient takes the place of saves that are gone, the cycle counts both
+and is higher.
 """
 
 from __future__ import annotations

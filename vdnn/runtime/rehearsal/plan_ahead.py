@@ -53,7 +53,7 @@ def plan(
     * `loss`: a function of the model's output. Default: the output's `loss`, or else the sum of its squares.
     * `optimizer`: "sgd", "momentum" or "adamw" adds the optimizer's state and its step.
     * `min_bytes`: smaller saves stay on the device.
-    * `explains`: for how many of the largest storages the report says why each got its action.
+    * `explains`: the number of the largest storages for which the report says why they got their actions.
     * `host_speed`: how many times as fast as the profile's host yours is; "measured" takes the host of this machine.
 
         report = vdnn.plan(make_model, 256, hardware="titan-x", budget="min")

@@ -153,8 +153,8 @@ def _replicated(training: Training) -> Training:
 
 
 def _waits(training: Training, held: _Held) -> tuple[list[int], list[int]]:
-    """The time that each unit's forward and backward wait for collectives. The end of the reductions counts to the
-    backward of the first unit."""
+    """The time that each unit's forward and backward wait for collectives. The time until the reductions end is part of
+    the backward of the first unit."""
     is_ddp = held.ranks.shard is Shard.DDP
     forward, backward = [0] * len(training.units), [0] * len(training.units)
     link = 0 if is_ddp else held.ranks.collective_ns(held.root_bytes)

@@ -79,7 +79,7 @@ def rehearse(
     after: Rehearsal | None = None,
 ) -> Rehearsal:
     """Runs a step of `subject` on a virtual machine that begins as one in the middle of a training. If a plan is given,
-    the step runs under it, and one more where its allocations may be others than those of the first. `after` is an
+    the step runs under it, and a second step runs if its allocations may differ from those of the first. `after` is an
     earlier rehearsal of the subject, which shows whether a step has to warm up.
 
     With `optimizer`, its step is part of each, and its state exists before. With `host`, the recording has the time in

@@ -165,7 +165,7 @@ class TrainingAhead:
         self._known: dict[tuple[int, int | None, int], RehearsedTraining] = {}
 
     def rehearsed(self, batch: Any, passes: int | None = None, loss_chunks: int = 0) -> RehearsedTraining:
-        """`passes`: in place of those that were asked for."""
+        """`passes`: the number of passes, in place of the requested one."""
         passes = self._passes if passes is None else passes
         key = batch if isinstance(batch, int) else 0, passes, loss_chunks
         if key not in self._known:

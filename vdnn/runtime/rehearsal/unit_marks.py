@@ -1,9 +1,9 @@
 """Watches one step of a model on a virtual machine and cuts it into units: times, memory and saves of each.
 
 A unit begins where a block's forward begins, and ends where the next block of its stack begins, or with the last block
-of the stack. What runs before, between and behind the stacks makes units of its own. In backward a unit ends when the
-gradient of its input is complete. Where that input needs no gradient, what remains belongs to the unit before the last
-one that ended.
+of the stack. The operations before, between and behind the stacks are units of their own. In backward a unit ends when
+the gradient of its input is complete. Where that input needs no gradient, what remains belongs to the unit before the
+last one that ended.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ only where the budget has no room for them, because they cross the link more oft
 parameter that leaves is a tensor of the CPU between calls of modules. The extent is chosen as the session begins, from
 the bytes that are on the device by then. It grows when a recorded step, or one that has begun, cannot meet the budget:
 as a step ends, or at the next step of an optimizer, where nothing else runs. It never shrinks, and later sessions of
-the same model that share an engine begin with it. What is managed may still stay on the device, see state_room.py.
+the same model that share an engine begin with it. Managed state may still stay on the device, see state_room.py.
 """
 
 from __future__ import annotations

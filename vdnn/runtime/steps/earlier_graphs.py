@@ -1,7 +1,7 @@
 """The storages that graphs of earlier steps still hold on the device: an output or a loss that the program keeps.
 
 No plan of a later step knows them, and nothing of a running step is used later. So a guard that needs room evicts them
-first. What somebody else holds too is not evicted, because that would free nothing.
+first. A storage that somebody else holds, too, is not evicted, because that would free nothing.
 """
 
 from __future__ import annotations

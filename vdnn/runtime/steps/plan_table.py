@@ -208,8 +208,8 @@ class PlanTable:
         return [one for one in self.plans if one is not wrong and one.origin is not PlanOrigin.GUESSED]
 
     def add(self, sized_plan: SizedPlan) -> None:
-        """Adds a plan. Of plans with first saves of one size only the largest remains, because the first save of a step
-        cannot tell them apart."""
+        """Adds a plan. If several plans have first saves of one size, only the largest remains, because the first save
+        of a step cannot tell them apart."""
         alike = [one for one in self.plans if one.first.size == sized_plan.first.size]
         if any(one.nbytes > sized_plan.nbytes for one in alike):
             return

@@ -86,7 +86,8 @@ class _Source(weakref.ref[torch.UntypedStorage]):
 
 
 class _LogEntry(NamedTuple):
-    """A point as the log has it. `issued_ns`: by the host, when the hook began; `end_issued_ns` when it ended.
+    """A point as the log has it. `issued_ns`: the issue time of the host when the hook began; `end_issued_ns` when it
+    ended.
     `operation`: the node of the graph that made the use."""
 
     kind: PointKind

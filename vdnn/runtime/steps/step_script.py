@@ -81,8 +81,8 @@ class ScriptEvent(NamedTuple):
         return self._replace(module=self.module_class)
 
     def for_gate(self, lifetimes: Mapping[int | None, int]) -> tuple[object, ...]:
-        """The fields that the gate compares, in the order in which csrc/hooks/script.cpp reads them. `lifetimes`: by
-        their numbers in the plan."""
+        """The fields that the gate compares, in the order in which csrc/hooks/script.cpp reads them. `lifetimes`:
+        lifetimes, by their numbers in the plan."""
         kind = EventKind.FETCH if self.kind is EventKind.OPERAND else self.kind
         return (
             int(kind),

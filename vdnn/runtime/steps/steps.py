@@ -2,8 +2,8 @@
 
 A step ends with session.step(), otherwise as ends.py decides. A step without saves is not counted.
 The first step after the warm-up is recorded. With a planner, so are those of the warm-up, and one step of every further
-kind: see plan_book.py. Of the steps that follow a plan, only the first are measured, unless the session measures. Only
-the first of several devices is watched.
+kind: see plan_book.py. Only the first steps that follow a plan are measured, unless the session measures. Only the
+first of several devices is watched.
 
 A session that watches no steps only counts them. They answer the hooks as StepWatch does, so that watched and unwatched
 saves take one path.

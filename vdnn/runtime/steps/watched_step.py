@@ -108,7 +108,7 @@ class WatchedStep:
         self.save_form: Form | None = None
         self.executor: Executor | None = None
         self.guard: Guard | None = None  # of a step with a budget in bytes
-        # What one node has saved, with autograd's sequence number: see StepWatch.passed_weight.
+        # The saves of one node, with autograd's sequence number: see StepWatch.passed_weight.
         self.weight: tuple[int, torch.Size] | None = None
         self.operand: tuple[int, torch.Size] | None = None
         self.meter: Meter | None = None

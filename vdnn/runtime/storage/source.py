@@ -41,8 +41,8 @@ _references_to = sys.getrefcount
 class Source:
     """The bytes of a managed storage where the operation put them. `storage` is None once it is released.
 
-    `others`: refers to the storage if it was released while others may hold it. `hash`: in integrity mode, that of the
-    bytes that were offloaded.
+    `others`: a weak reference to the storage if it was released while others may hold it. `hash`: in integrity mode,
+    that of the bytes that were offloaded.
     """
 
     __slots__ = ("_context", "_facts", "hash", "others", "storage")

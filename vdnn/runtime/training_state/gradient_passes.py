@@ -1,9 +1,9 @@
 """Clips and unscales gradients that are away, slice by slice, with the bits of plain PyTorch.
 
 [Note: What clipping would write is noted] Norms of gradients are computed from copies on the device, slice by slice,
-in torch's order. What clipping writes to each gradient depends on that gradient and numbers that are known then, so it
-is noted, and torch's own function runs on the gradient when it is next on the device. Thus nothing is copied out again,
-and a pass that fails has changed nothing.
+in torch's order. Clipping changes each gradient by numbers that are known then. So the change is noted, and torch's own
+function runs on the gradient when it is next on the device. Thus nothing is copied out again, and a pass that fails has
+changed nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Decides how much of a session's training state stays on the device: as much as makes the step shortest.
 
-What leaves crosses the link: parameters ahead of each use and around the step of the optimizer, gradients and optimizer
-state around that step. What stays takes room from the activations, whose plan then moves more. So once the plans of a
-session have settled, its step is predicted for several shares that stay, and the best of them is taken from the next
-step on. Parameters come first, because a byte of them crosses the link most often; then gradients, then state.
+State that leaves crosses the link: parameters ahead of each use and around the step of the optimizer, gradients and
+optimizer state around that step. State that stays takes room from the activations, whose plan then moves more. So once
+the plans of a session have settled, its step is predicted for several shares that stay, and the best of them is taken
+from the next step on. Parameters come first, because a byte of them crosses the link most often; then gradients, then
+state.
 
 [Note: State leaves again] What stays was decided for the steps that were known. A step for whose size there is no plan
 gets the room: everything leaves at once. Once the plans have settled with the new steps, it is decided again, a bounded

@@ -29,7 +29,7 @@ _SHOWN = 3
 
 
 class TensorPlace(NamedTuple):
-    """A tensor, and the container that holds it under `key`. Of a DTensor, `tensor` is the local part."""
+    """A tensor, and the container that holds it under `key`. For a DTensor, `tensor` is the local part."""
 
     container: _State
     key: Any

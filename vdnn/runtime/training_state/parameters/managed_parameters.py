@@ -1,8 +1,8 @@
 """Keeps the parameters of one model on the host while a session manages it: the frozen ones, or the trained ones too.
 
 Entering copies the parameters on the device to pinned memory; frozen parameters in mapped files are used where they
-are. Leaving returns the parameters that were on the device. What cannot leave stays on the device and is named in the
-report.
+are. Leaving returns the parameters that were on the device. Parameters that cannot leave stay on the device and are
+named in the report.
 """
 
 from __future__ import annotations
