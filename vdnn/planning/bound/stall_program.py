@@ -325,13 +325,11 @@ _MOST_MOMENTS = 5_000  # of all storages together: twice as many take the solver
 class RecomputedBy:
     """`chosen`: by candidate, the column that says whether it is recomputed at all."""
 
-    def __init__(
-        self, program: LinearProgram, moments: RecomputeMoments, chosen: dict[int, int], most: int = _MOST_MOMENTS
-    ) -> None:
+    def __init__(self, program: LinearProgram, moments: RecomputeMoments, chosen: dict[int, int]) -> None:
         self._program = program
         self._moments = moments
         self.chosen = chosen
-        self._is_coarse = sum(len(points) for points in moments.of.values()) > most
+        self._is_coarse = sum(len(points) for points in moments.of.values()) > _MOST_MOMENTS
         self._columns: dict[int, list[tuple[int, int]]] = {}  # by candidate: points before its first use, with columns
         for one, column in chosen.items():
             points = self._points(one)

@@ -93,7 +93,6 @@ class _Visits:
 
     def __init__(self, recording: Recording) -> None:
         layers = [_layer_of(recording, lifetime) for lifetime in recording.lifetimes]
-        self._layers = layers
         self._saves: list[_Visit] = []
         self._uses: list[_Visit] = []
         self._visit_of: dict[int, int] = {}  # by point: the index of its visit in _saves or _uses

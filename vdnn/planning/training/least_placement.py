@@ -55,18 +55,16 @@ def with_layers(training: Training, blocks: tuple[int, ...], layers: int) -> Tra
     return replace(training, units=tuple(units))
 
 
-def largest_layers(
-    training: Training, blocks: tuple[int, ...], budget_bytes: int, host_bytes: int, most: int = MOST_LAYERS
-) -> int:
+def largest_layers(training: Training, blocks: tuple[int, ...], budget_bytes: int, host_bytes: int) -> int:
     """The most repeated blocks with which the training fits both, 0 if not even one does."""
-    fits, over = 0, most + 1
-    layers = max(1, min(len(blocks), most)) if blocks else most
+    fits, over = 0, MOST_LAYERS + 1
+    layers = max(1, min(len(blocks), MOST_LAYERS)) if blocks else MOST_LAYERS
     while fits + 1 < over:
         if fitting_placement(with_layers(training, blocks, layers), budget_bytes, host_bytes) is not None:
             fits = layers
         else:
             over = layers
-        layers = min(2 * fits, most) if over > most else (fits + over) // 2
+        layers = min(2 * fits, MOST_LAYERS) if over > MOST_LAYERS else (fits + over) // 2
     return fits
 
 

@@ -50,10 +50,8 @@ class Begin(NamedTuple):
 _LONGEST_ROW = 12
 _MOST_ROWS = 512
 _MOST_KINDS = 256
-# The largest count of what usually comes next. A program that changes is followed after this many steps.
+# The largest count of a kind that usually comes next. A program that changes is followed after this many steps.
 _MOST_TIMES = 8
-# A kind counts as likely after this many steps of it, if what comes next is not always the same.
-_OFTEN = 3
 
 
 def kind_with(kind: Kind, form: Form | Begin) -> Kind:
@@ -61,19 +59,11 @@ def kind_with(kind: Kind, form: Form | Begin) -> Kind:
     return hash((kind, form))
 
 
-class Expected(NamedTuple):
-    """A predicted kind. `is_likely`: it came each time after these steps, or it is frequent."""
-
-    kind: Kind
-    is_likely: bool
-
-
 class _Next(NamedTuple):
-    """The kind that came most often after a row, ahead of others by `times`. `is_sure`: no other kind came."""
+    """The kind that came most often after a row, ahead of others by `times`."""
 
     kind: Kind
     times: int
-    is_sure: bool
 
 
 class StepKinds:
@@ -85,15 +75,14 @@ class StepKinds:
         self._before: tuple[Kind, ...] = ()
         self._begin: Begin | None = None  # of the last step
 
-    def expected(self, begin: Begin) -> Expected | None:
+    def expected(self, begin: Begin) -> Kind | None:
         """The kind expected of a step with this begin. None if no earlier step had it."""
         for row in self._rows_before(begin):
             found = self._rows.get(row)
             if len(row) == 1 and begin == self._begin and self._seen.get(self._before[-1]) == 1:
-                return Expected(self._before[-1], is_likely=False)
+                return self._before[-1]
             if found is not None:
-                is_certain = found.is_sure and len(row) > 1
-                return Expected(found.kind, is_certain or self._seen.get(found.kind, 0) >= _OFTEN)
+                return found.kind
         return None
 
     def ended(self, begin: Begin, kind: Kind) -> None:
@@ -121,12 +110,12 @@ class StepKinds:
 
 def _learned(known: _Next | None, kind: Kind) -> _Next:
     if known is None:
-        return _Next(kind, 1, is_sure=True)
+        return _Next(kind, 1)
     if known.kind == kind:
         return known._replace(times=min(known.times + 1, _MOST_TIMES))
     if known.times > 1:
-        return _Next(known.kind, known.times - 1, is_sure=False)
-    return _Next(kind, 1, is_sure=False)
+        return _Next(known.kind, known.times - 1)
+    return _Next(kind, 1)
 
 
 def _forget_oldest(remembered: OrderedDict[Kind, int] | OrderedDict[tuple[int, ...], _Next], most: int) -> None:

@@ -280,10 +280,10 @@ class PlanBook:
             return None
         maker.take_over()
         expected = self._kinds.expected(begin)
-        table = None if expected is None else self._tables.get(expected.kind)
+        table = None if expected is None else self._tables.get(expected)
         is_new = table is None
         has_plan = table is not None and table.choose(first) is not None
-        if expected and not has_plan and self._unplannable.has(expected.kind, first, allocated_bytes):
+        if expected is not None and not has_plan and self._unplannable.has(expected, first, allocated_bytes):
             self.records_step = False
             return None
         table = table or self._alike_table(begin)
