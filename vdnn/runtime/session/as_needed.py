@@ -27,6 +27,7 @@ from vdnn.runtime.training_state.parameters.managed_parameters import ManagedPar
 from vdnn.runtime.training_state.slices import parameters_of
 from vdnn.runtime.training_state.state_copies import StateCopies
 from vdnn.runtime.training_state.state_room import StateKind
+from vdnn.runtime.training_state.state_tensors import bytes_of_first_state, temporary_bytes
 from vdnn.step.recording import Recording
 from vdnn.step.training_plan import TrainingPlan
 
@@ -159,9 +160,13 @@ class AsNeeded:
         weight_bytes = _bytes_on(device, weights.values())
         gradient_bytes = _bytes_on(device, trained)
         room_bytes = most_bytes - most_bytes // _LEAST_ROOM
-        if weight_bytes + gradient_bytes + window_bytes <= room_bytes:
+        largest_bytes, stepped_bytes = max(map(_bytes_of_step, self._states), key=sum)
+        if (
+            weight_bytes + gradient_bytes + window_bytes <= room_bytes
+            and weight_bytes + gradient_bytes + stepped_bytes <= most_bytes
+        ):
             return Extent.STATE
-        if weight_bytes + 2 * window_bytes <= room_bytes:
+        if weight_bytes + 2 * window_bytes <= room_bytes and weight_bytes + largest_bytes + stepped_bytes <= most_bytes:
             return Extent.GRADIENTS
         return Extent.PARAMETERS
 
@@ -220,6 +225,18 @@ def _extent_of(plan: TrainingPlan) -> Extent:
     if any(one.streams for one in plan.parameters):
         return Extent.PARAMETERS
     return Extent.GRADIENTS if any(one.gradient_leaves for one in plan.parameters) else Extent.STATE
+
+
+def _bytes_of_step(state: OptimizerState) -> tuple[int, int]:
+    """The largest gradient of an optimizer, and what the first step of its parameter takes beside it: the state, and
+    temporary results unless they are fused."""
+    found = [(0, 0)]
+    for group in state.optimizer.param_groups:
+        for part in (plain_part(one) for one in group["params"] if one.requires_grad):
+            if part is not None:
+                temporary = 0 if group.get("fused") else temporary_bytes([part])
+                found.append((part.nbytes, bytes_of_first_state(part, min_bytes=0) + temporary))
+    return max(found, key=sum)
 
 
 def _bytes_on(device: torch.device | None, tensors: Iterable[torch.Tensor]) -> int:

@@ -10,11 +10,18 @@ largest storage that was saved so far, and for one window of copies in flight. B
 whose result may be far larger (logits), it also leaves room for that result and for the next one that is made from it.
 Reloads ahead of their use share the window with the offloads that are still in flight, and have what the backward pass
 has freed.
+
+[Note: The device has no room] The margin may be more than the budget has: weights and gradients alone may take nearly
+all of it, and a copy may be larger than its window. So the guard also looks at the bytes that are allocated, while
+copies are in flight. If the next operation may have no room, the guard waits for copies to the host, the oldest first,
+and reloads nothing ahead. No hook sees operations between two hooks, such as those of a loss that torch checkpoints.
+The bytes that they took are known only behind them: later steps without a plan keep this many bytes free.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable
 
 from vdnn.runtime.steps.earlier_graphs import EarlierGraphs
@@ -26,10 +33,16 @@ from vdnn.step.plan import Action
 # A backward operation may hold several tensors of the size of the largest: that of a power has three, and the gradient
 # that it reads comes on top.
 TRANSIENTS = 4
+_RESULTS = TRANSIENTS - 1  # without the gradient that it reads
 
 
 def _nothing() -> None:
     """Does nothing: no gate keeps anything."""
+
+
+def _none(_: int) -> int:
+    """Returns 0: nobody counts the bytes that are allocated, so none are lacking."""
+    return 0
 
 
 class Guard:
@@ -42,12 +55,15 @@ class Guard:
         self._held: dict[int, int] = {}  # lifetime -> the bytes that it holds on the device
         self._held_bytes = 0
         self._unseen_bytes = 0  # that operations may take beyond their saves
+        self._next_bytes = 0  # that the next operation may take beyond all that is allocated before it
         self._small_bytes = 0  # of this step, in tensors that are too small to be moved
         self._small_bytes_before: int | None = None
         self.has_acted = False  # it moved something
         self.gated_bytes: Callable[[], int] = int  # held by saves that the native gate keeps
         self.manage_gated: Callable[[], None] = _nothing  # lets this guard evict what the gate keeps
         self.in_flight_bytes: Callable[[], int] = int  # held by copies in flight
+        self.lacking_bytes: Callable[[int], int] = _none  # of a number of bytes, beyond all that is allocated now
+        self._in_flight: deque[weakref.ref[ManagedStorage]] = deque()  # evicted, the oldest first
         self.window_bytes = 0  # room for them, besides `room_bytes`
         self.earlier = EarlierGraphs()
         self.freed_bytes = 0  # of earlier graphs, since the last call of take_freed_bytes()
@@ -57,14 +73,15 @@ class Guard:
 
     def saved(self, nbytes: int) -> None:
         """A storage was saved for the first time."""
-        self.leaves_room(TRANSIENTS * nbytes)
+        self._unseen_bytes = max(self._unseen_bytes, TRANSIENTS * nbytes)
+        self._next_bytes = max(self._next_bytes, _RESULTS * nbytes)
 
     def saved_unknown(self, nbytes: int, form: Form) -> None:
         """The plan does not know a storage that was saved."""
 
     def leaves_room(self, nbytes: int) -> None:
         """Keeps this many bytes free from now on."""
-        self._unseen_bytes = max(self._unseen_bytes, nbytes)
+        self._unseen_bytes, self._next_bytes = max(self._unseen_bytes, nbytes), max(self._next_bytes, nbytes)
 
     def leaves_less(self, nbytes: int) -> bool:
         """True if an operation that takes this many bytes takes more than was predicted."""
@@ -98,7 +115,8 @@ class Guard:
 
     def has_room(self, nbytes: int) -> bool:
         """True if a storage of this many bytes may be reloaded ahead of its use."""
-        return self._over_bytes() + self.in_flight_bytes() + nbytes <= self.window_bytes
+        fits_window = self._over_bytes() + self.in_flight_bytes() + nbytes <= self.window_bytes
+        return fits_window and not self.lacking_bytes(nbytes + self._next_bytes)
 
     # The storages that leave it.
 
@@ -134,6 +152,17 @@ class Guard:
         while self._candidates and self._over_bytes() > 0:
             chosen = self._choose()
             self._evict(chosen, *self._candidates.pop(chosen))
+        self._wait_for_copies()
+
+    def _wait_for_copies(self) -> None:
+        """See [Note: The device has no room]. Does not block the host."""
+        while self._in_flight and self.lacking_bytes(self._next_bytes):
+            managed = self._in_flight[0]()
+            if managed is not None and managed.source.storage is not None:
+                if managed.copy is None:
+                    return  # its operation is still running
+                managed.release()
+            self._in_flight.popleft()
 
     def _evict_earlier(self, over_bytes: int) -> None:
         if over_bytes > 0:
@@ -195,4 +224,5 @@ class Guard:
         self.is_gone(lifetime)
         managed.facts.counters.keep(why, -managed.nbytes, saves=-1)
         self._offload(managed)
+        self._in_flight.append(reference)
         return True

@@ -12,6 +12,8 @@ saves take one path.
 from __future__ import annotations
 
 import contextlib
+import functools
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -70,6 +72,12 @@ class StepOptions:
         return 0 if self.planner is not None and not self.planner.wants_the_least else self.warmup_steps
 
 
+def _lacking(lacking_bytes: weakref.WeakMethod[Callable[[int], int]], nbytes: int) -> int:
+    """Calls it, if its object still lives: a guard may be held longer, by the parts of that object."""
+    method = lacking_bytes()
+    return 0 if method is None else method(nbytes)
+
+
 class StepGuards:
     """The guards of one session. `offload` issues a copy as soon as the running operation is over."""
 
@@ -80,12 +88,15 @@ class StepGuards:
         modules: ModuleWatch,
         settling: Settling,
         offload: Callable[[ManagedStorage], None],
+        lacking_bytes: Callable[[int], int],
     ) -> None:
+        """`lacking_bytes`, a method of the owner, tells how many of a number of bytes the budget lacks now."""
         self._planner = planner
         self._plans = plans
         self._modules = modules
         self._settling = settling
         self._offload = offload
+        self._lacking_bytes = weakref.WeakMethod(lacking_bytes)
         self._transport: Transport | None = None  # of the last guard
         self.earlier = EarlierGraphs()
 
@@ -105,6 +116,7 @@ class StepGuards:
             taken_bytes = resident_bytes + self._modules.parameters.nbytes() + window_bytes
             guard = Guard(budget_bytes - taken_bytes, self._offload)
             guard.window_bytes, guard.in_flight_bytes = window_bytes, lambda: transport.in_flight_bytes
+            guard.lacking_bytes = functools.partial(_lacking, self._lacking_bytes)
             transport.has_room = guard.has_room
         else:
             room_bytes = self._plans.room_bytes(executor, budget_bytes, now_bytes)
@@ -182,7 +194,7 @@ class StepWatch:
         self.gauges: Gauges | None = None
         self._ends = StepEnds()
         self.settling = Settling(self._ends)
-        self._guards = StepGuards(options.planner, self._plans, modules, self.settling, offload)
+        self._guards = StepGuards(options.planner, self._plans, modules, self.settling, offload, self._lacking_bytes)
         self._is_in_hook = False  # the thread that holds the lock of the saves is in a watched hook
         self._observed: ObservedHook | None = None  # None: nothing is measured
         self._has_passed_through = False  # a save of the running step
@@ -406,6 +418,8 @@ class StepWatch:
             return
         begin = None if is_settled else self.gauges.mark(self.transport.current_stream())
         self.gauges.step_begins()
+        if self._observed is not None:
+            self._observed.step_begins()
         self._resident_bytes = self._step.resident_bytes = self.gauges.allocated_bytes()
         if is_settled:
             return
@@ -728,6 +742,8 @@ class StepWatch:
         step.guard = self._guards.guard(self.transport, executor, self._resident_bytes, now_bytes)
         if executor is not None:
             executor.begin_step()
+        elif step.guard is not None and self._observed is not None:
+            step.guard.leaves_room(self._observed.most_between_bytes)
         if self.settling.is_expected and not self.settling.serves(step, is_recorded=self._plans.records_step):
             self._begin_observers(is_settled=False)
             if self._observed is not None and (step.recorder is not None or step.meter is not None):

@@ -42,11 +42,28 @@ class ObservedHook:
     """The running hook of a step that is recorded or measured: it is marked, and its memory counts. One hook runs at a
     time, so all of a session share this."""
 
-    __slots__ = ("_begin", "_changes", "_context", "_gauges", "_offloads", "_peaks", "_stream", "_transport", "step")
+    __slots__ = (
+        "_begin",
+        "_changes",
+        "_context",
+        "_gauges",
+        "_left_bytes",
+        "_offloads",
+        "_peaks",
+        "_stream",
+        "_transport",
+        "most_between_bytes",
+        "step",
+    )
 
     def __init__(self, gauges: Gauges, transport: Transport) -> None:
         self.step: WatchedStep | None = None  # None: no such hook runs
         self._gauges, self._transport, self._context = gauges, transport, transport.release_context
+        self._left_bytes: int | None = None  # allocated when the last hook of this step ended
+        self.most_between_bytes = 0  # that operations between two hooks took besides what was allocated before
+
+    def step_begins(self) -> None:
+        self._left_bytes = None
 
     def begin(self, step: WatchedStep) -> None:
         gauges, context = self._gauges, self._context
@@ -55,6 +72,8 @@ class ObservedHook:
         stream = self._stream = self._transport.current_stream()
         begin = self._begin = gauges.mark(stream)
         peaks = self._peaks = gauges.hook_begins()
+        if self._left_bytes is not None and peaks.peak_bytes - self._left_bytes > self.most_between_bytes:
+            self.most_between_bytes = peaks.peak_bytes - self._left_bytes
         if step.recorder is not None:
             step.recorder.reached(begin, peaks.with_absent_bytes, peaks.allocated_bytes)
         self.step = step
@@ -85,6 +104,7 @@ class ObservedHook:
                 step.recorder.left(gauges.mark(stream))
             elif has_end:
                 step.recorder.left(end)
+        self._left_bytes = allocated_bytes
         if peak_bytes > step.peak_bytes:
             step.peak_bytes = peak_bytes
         if step.meter is not None:

@@ -18,7 +18,7 @@ from vdnn.runtime.training_state.parameters.stepped_parameters import SteppedPar
 from vdnn.runtime.training_state.sliced_step import SlicedStep
 from vdnn.runtime.training_state.slices import Slice
 from vdnn.runtime.training_state.state_copies import StateCopies, StateCopy
-from vdnn.runtime.training_state.state_tensors import TensorPlace, bytes_of_first_state, places_in
+from vdnn.runtime.training_state.state_tensors import TensorPlace, bytes_of_first_state, places_in, temporary_bytes
 
 CopiesFor = Callable[[torch.device | None], StateCopies | None]
 # Sends the state of parameters to the host. Its dict has the host tensors of fetched state, by the id of the tensor on
@@ -84,12 +84,11 @@ class DeviceSteps:
             self.step_one(sliced, part, self._ahead.popleft())
 
     def _has_room_for(self, part: Slice, beside: Slice | None = None) -> bool:
-        """True if the budget has room to fetch a slice while one is stepped: that one itself, or the one before. A step
-        may take twice the memory of the parameters besides, and the first one makes state. Slices that have left make
-        room first."""
+        """True if the budget has room to fetch a slice while one is stepped: that one itself, or the one before. The
+        first step also makes state. Slices that have left make room first."""
         copies = self._copies_for(part.device)
         stepped = part if beside is None else beside
-        needed_bytes = part.nbytes + 2 * sum(one.nbytes for one in stepped.all_parameters())
+        needed_bytes = part.nbytes + temporary_bytes(stepped.all_parameters())
         if beside is not None and self._makes_state:
             without = [one for one in beside.all_parameters() if not self._optimizer.state.get(one)]
             needed_bytes += sum(bytes_of_first_state(one, min_bytes=0) for one in without)

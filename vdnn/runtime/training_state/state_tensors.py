@@ -182,5 +182,10 @@ def bytes_of_first_state(parameter: torch.Tensor, min_bytes: int) -> int:
     return 0 if local is None or local.nbytes < min_bytes else 2 * local.nbytes
 
 
+def temporary_bytes(stepped: Iterable[torch.Tensor]) -> int:
+    """The bytes that the step of these parameters may take beyond them, their gradients and their state."""
+    return 2 * sum(parameter.nbytes for parameter in stepped)
+
+
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
