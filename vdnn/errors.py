@@ -145,9 +145,9 @@ class OrderingError(VdnnError, RuntimeError):
 
 
 class BudgetError(VdnnError, ValueError):
-    """No plan meets the budget. `least_bytes` is the smallest budget that some plan meets. `foreseen`, if there is any,
-    says what the estimate for a step that has only begun rests on: `least_bytes` is then a lower bound. `way_out`: what
-    to do, if another batch would not help. `earlier_bytes`: held by graphs of earlier steps."""
+    """No plan meets the budget. `least_bytes` is the smallest budget that some plan meets. `foreseen` says on what the
+    estimate rests if the step has only begun: `least_bytes` is then a lower bound. `way_out`: what to do, if another
+    batch would not help. `earlier_bytes`: held by graphs of earlier steps."""
 
     def __init__(
         self,

@@ -329,7 +329,8 @@ class _CutSearch:
     def _bisect(
         self, choices: Sequence[frozenset[fx.Node]], rank: Callable[[frozenset[fx.Node]], tuple[bool, int, int]]
     ) -> None:
-        """Tries the choices around the first that fits, as if each held less than the one before it."""
+        """Tries the choices around the first that fits. It assumes that each choice holds less than the one before
+        it."""
         first, last = 0, len(choices) - 1
         while first < last:
             middle = (first + last) // 2

@@ -86,7 +86,7 @@ def require_feasible(recording: Recording, peaks: Sequence[int], budget_bytes: i
 
 
 def smaller_state(what: str, state_bytes: int, budget_bytes: int, least: int) -> str:
-    """The way out where parameters, gradients and optimizer state, of which a plan moves nothing, exceed the budget by
+    """The way out if parameters, gradients and optimizer state, which a plan does not move, exceed the budget by
     themselves. Empty if they do not."""
     if state_bytes <= budget_bytes:
         return ""

@@ -92,7 +92,8 @@ class _Storage:
 
 
 class _Host:
-    """The host during the replay. `now_ns`: when it has issued all so far, before 0 if it is ahead of the device."""
+    """The host during the replay. `now_ns`: the time at which it has issued everything so far; negative if it is ahead
+    of the device."""
 
     def __init__(self, now_ns: int) -> None:
         self.now_ns = now_ns

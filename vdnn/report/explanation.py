@@ -45,7 +45,7 @@ def _row(choice: StorageChoice) -> tuple[str, ...]:
 
 
 def added(more_ns: int) -> str:
-    """The time that another action would add. A short search may find a step that is no longer."""
+    """The time that another action would add. A short search may find a step that takes no more time."""
     return f"{more_ns / 1e6:.3f} ms" if more_ns else "nothing"
 
 

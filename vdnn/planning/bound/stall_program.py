@@ -233,8 +233,8 @@ class StallProgram:
         return (gap.nbytes / bytes_per_s * 1e9 + self._costs.latency_ns) * self._unit_per_ns
 
     def _recompute_time_at(self, use: int) -> Terms:
-        """The time in which the storage of this use is recomputed, and nothing that this use needs is still copied:
-        negative terms, none if it is no first use of a candidate."""
+        """The time in which the storage of this use is recomputed while no copy that this use needs is still running:
+        negative terms, none if this is not the first use of a candidate."""
         lifetime = self._recording.points[use].lifetime
         if lifetime is None or lifetime not in self._recomputed or self._moments.first_use(lifetime) != use:
             return ()

@@ -119,7 +119,8 @@ class _Visits:
         return self._saves[visit].last + 1
 
     def entry_of_layer(self, use: int, layers_before: int) -> int:
-        """The first use of the layer that is `layers_before` before that of the use, or of the first layer."""
+        """The first use of the layer that is `layers_before` layers ahead of the layer of this use, or of the first
+        layer."""
         return self._uses[max(self._visit_of[use] - layers_before, 0)].first
 
 

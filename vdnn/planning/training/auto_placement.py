@@ -43,7 +43,7 @@ _TRIED = 8  # of the placements with the best estimates
 _LESS = (0.97, 0.93, 0.85)  # of the budget
 _DESCENTS = 16  # from the best of those that were simulated
 _TRIED_OF_EACH = 2  # of those that differ only in the fates of activations
-_NOTHING_GB = 1e-6  # an estimate may be so much over the budget
+_NOTHING_GB = 1e-6  # an estimate may be this much over the budget
 _CLOSE = 0.002  # a step that is so near its bound is good enough
 _SLICES = (LEAST_SLICE, 512 << 20, 1 << 30, 2 << 30)
 _OVERLAPS = (1, 2, 4, 8)
@@ -115,7 +115,7 @@ class _Search:
     def __init__(self, trials: Trials, allowed: Allowed) -> None:
         self.trials, self.training, self.allowed = trials, trials.training, allowed
         self._bound_s = 0.0
-        self._least_work = 0  # the search of one time of the step leaves so much to the others
+        self._least_work = 0  # the search of one time of the step leaves this much to the others
 
     def try_through(self) -> None:
         choices = [unit_choices(self.training, index, self.allowed) for index in range(len(self.training.units))]

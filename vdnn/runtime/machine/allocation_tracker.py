@@ -96,7 +96,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return peak
 
     def had_peak(self, nbytes: int) -> None:
-        """So much was allocated since the last call of take_peak_bytes(), which a call in between has taken."""
+        """Gives back a peak since the last call of take_peak_bytes() that a call in between has taken."""
         self._mark_peak_bytes = max(self._mark_peak_bytes, nbytes)
 
     def live_storages(self) -> dict[int, object]:
@@ -129,7 +129,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.on_growth(self.live_bytes + nbytes)
 
     def hold(self, nbytes: int) -> None:
-        """Counts so much from now on, which a library keeps for the whole process."""
+        """Counts these bytes from now on: a library keeps them for the whole process."""
         with self._lock:
             self._replay(("held", self.live_bytes), False, nbytes)
             self._count(nbytes)

@@ -257,7 +257,7 @@ def _add(parts: list[object], tensors: list[torch.Tensor], values: Any) -> bool:
             tensors.append(one)
         elif kind in _VALUES:
             if one != one:
-                return False  # NaN is no key
+                return False  # NaN cannot be a key
             parts += (kind, one)
         elif kind is list or kind is tuple or kind is torch.Size:
             parts += (kind, len(one))

@@ -2,7 +2,7 @@
 
 A stack is a ModuleList, a Sequential or a ModuleDict with two children or more that have submodules of their own, such
 as the layers of a decoder. Its children are blocks. A child that only lists others, such as a stage of a Sequential, is
-searched for blocks in its turn. Nothing is searched inside a block, so experts of a layer are no blocks. A model
+searched for blocks in its turn. Blocks are not searched for other blocks, so experts of a layer are not blocks. A model
 without a stack may be a Sequential of plain layers, which are blocks then.
 """
 

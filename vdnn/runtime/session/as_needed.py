@@ -34,7 +34,7 @@ from vdnn.step.training_plan import TrainingPlan
 BudgetBytes = Callable[[int], int | None]  # of a device with this many bytes
 logger = logging.getLogger("vdnn")
 _LEAST_ROOM = 8  # one part in this many of the budget is left for activations
-_MOST_WAITS = 3  # steps that are no good time to grow
+_MOST_WAITS = 3  # steps at which the session should not grow
 
 
 class Extent(IntEnum):
@@ -85,7 +85,7 @@ class GrownExtents:
         return least_bytes_without_gradients(recording)
 
     def refused(self, error: VdnnError, recording: Recording | None) -> bool:
-        """A step cannot meet the budget, of which this is the recording if it has ended. True if more can leave for it,
+        """Called if a step cannot meet the budget, with its recording if it has ended. True if more can leave for it,
         which it does as the step ends, or at a step of an optimizer."""
         current = None if self._current is None else self._current()
         if current is None or not isinstance(error, BudgetError) or self._now >= current.largest():
@@ -101,8 +101,8 @@ class GrownExtents:
             grow()
 
     def waits(self, error: BudgetError, *, may_grow: bool) -> bool:
-        """Called at a step that is no good time to grow. True if a later one is awaited. Several times are waited for:
-        then the extent grows all the same, or the error is raised if it may not."""
+        """Called at a step at which the session should not grow. True if a later one is awaited. Several times are
+        waited for: then the extent grows all the same, or the error is raised if it may not."""
         self._waits += 1
         if self._waits < _MOST_WAITS:
             return True

@@ -176,7 +176,7 @@ class Packer:
             raise
 
     def _pass_through(self, tensor: torch.Tensor, nbytes: int) -> KeptTensor:
-        """Keeps a tensor that is no plain memory. An unknown subclass may hold any other tensors: 0 bytes."""
+        """Keeps a tensor that is not plain memory. An unknown subclass may hold any other tensors: 0 bytes."""
         watch = self._watch
         if watch is not None and watch.notes_what_passes_through and not self.saves.in_forked_child and not is_traced():
             with self.saves.lock:

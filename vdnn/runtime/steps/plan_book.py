@@ -538,7 +538,7 @@ def require_foreseen_fit(
 ) -> None:
     """Raises BudgetError if a step of the table's kind that begins with `first` is over the budget under every plan.
     `resident_bytes` are allocated as it begins, of which graphs of earlier steps hold `earlier_bytes`."""
-    # If first saves do not tell the sizes of steps, nothing is foreseen.
+    # If the first saves of steps do not show their sizes, no step is refused ahead.
     ends = None if table.records_all else table.recorded.ends
     if ends is None or not table.plans or any(sized_plan.serves(first) for sized_plan in table.plans):
         return

@@ -10,9 +10,9 @@ storages that are saved near each other, because recomputed storages do not coun
 all that the plan saves nearby, its operations may take more than the plan has for any of them: as many times that as a
 step without a plan leaves for its largest storage (see [Note: The margin] in guard.py). And what operations of the plan
 take soon is expected to have grown as much as the last saves. If the step continues after the last save of the plan
-(another forward pass), any operation of the plan may come again, as large as what it has repeated so far. Operations
-that come between those of the plan are foreseen by nothing: where earlier steps of the session differed and took more
-than their budgets for it, so much more stays free once a step differs.
+(another forward pass), any operation of the plan may come again, as large as what it has repeated so far. Nothing
+predicts operations that come between those of the plan. If earlier steps of the session differed and therefore exceeded
+their budgets, the excess stays free in addition once a step differs.
 """
 
 from __future__ import annotations

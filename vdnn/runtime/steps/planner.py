@@ -175,7 +175,7 @@ class PlanMaker:
     @property
     def may_improve(self) -> bool:
         """True if there is time to plan a step that the plan of a larger step already serves. This bounds the time for
-        planning where lengths change in every step. In virtual time, planning takes none."""
+        planning where lengths change in every step. Planning takes no virtual time."""
         if self.planner.profile is not None:
             return True
         return self._planning_s <= _SHARE_OF_TIME * (time.monotonic() - self._began_s)

@@ -172,5 +172,5 @@ class SaveKeys:
             self._begin_again(self._begun)
 
     def form_of_encoded(self, key: SaveKey) -> Form:
-        """The form of encoded bytes, which are no save of the program and do not count for the kind."""
+        """The form of encoded bytes. They are not a save of the program and do not count for the kind."""
         return self._form(self._alike((key.producer, key.module, key.dtype, key.size, key.stride)).forms)

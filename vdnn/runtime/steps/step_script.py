@@ -24,7 +24,7 @@ NO_LIFETIME = -1
 class EventKind(IntEnum):
     """The event at a position of a step. csrc/hooks/script.h has the same numbers."""
 
-    EXEMPT = 0  # a save that is no point: a parameter, a small tensor
+    EXEMPT = 0  # a save that is not a point: a parameter, a small tensor
     KEPT = 1  # a save that the plan keeps
     PLANNED = 2  # any other save
     USE = 3  # of a kept save

@@ -2,8 +2,8 @@
 
 In a session that plans, a micro-batch is a step of its own here, if all that it saved is freed before the next one.
 
-Storages outlive the step that saved them. Once the step is over, it hears of their copies without passing that on: only
-the end of a lifetime still counts.
+Storages outlive the step that saved them. Once the step is over, it ignores their copies: only the end of a lifetime
+still counts.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class WatchedStep:
         self.keys = SaveKeys(is_later=self.is_later, before=self.keys)
         self.save_key = self.save_form = None
         if self.recorder is not None:
-            self.recorder.used_earlier_save()  # the hook is no point
+            self.recorder.used_earlier_save()  # the hook is not a point
 
     def close(self) -> None:
         """The step is over."""

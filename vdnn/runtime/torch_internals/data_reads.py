@@ -18,7 +18,7 @@ set_native_data: Callable[[torch.Tensor, torch.Tensor], None] = _native.__set__
 
 
 class Reader(Protocol):
-    """Hears of reads of `parameter.data`."""
+    """Is notified of reads of `parameter.data`."""
 
     def before_data_are_taken(self, parameter: torch.Tensor) -> None:
         """Called before a program gets the data of `parameter`."""

@@ -1,4 +1,4 @@
-"""Hears of `zero_grad` of optimizers and modules, which reads each gradient only to drop it.
+"""Is notified of calls of `zero_grad` of optimizers and modules, which read each gradient only to drop it.
 
 A gradient that is away would come to the device to be dropped. The methods of torch's base classes are replaced while
 somebody asks, so that it does not matter who calls them, or wraps the one of a single optimizer.

@@ -453,7 +453,7 @@ class ReducedGradients:
         self._task: int | None = None  # the backward behind which the waiting ones leave
 
     def watch(self) -> Callable[[], object]:
-        """Hears of calls of modules under DDP from now on. Returns what undoes it."""
+        """Is notified of calls of modules under DDP from now on. Returns what undoes it."""
         handle: Any = torch.nn.modules.module.register_module_forward_pre_hook(self._before)
         return handle.remove  # type: ignore[no-any-return]
 

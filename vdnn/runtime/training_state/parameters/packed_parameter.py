@@ -22,7 +22,7 @@ class ParametersOfASession(Protocol):
     """Manages the parameters of one session."""
 
     def let_all_stay(self, reason: str) -> None:
-        """All of them return to the device and are managed no longer."""
+        """All of them return to the device and are not managed any more."""
 
 
 class SavedUses(Protocol):
