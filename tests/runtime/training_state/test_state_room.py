@@ -301,6 +301,24 @@ def test_the_step_takes_the_predicted_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert training.times[-1] == pytest.approx(predicted[0], rel=0.05)
 
 
+def test_the_predicted_peak_has_the_state_that_stays_without_a_new_plan() -> None:
+    """An activation of 256 rows takes 1 MiB, and a gradient 4: a plan that moves nothing has room for some of the
+    state, and goes on to be followed with it."""
+    with vdnn.VirtualMachine("rtx-4090") as machine:
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(DEPTH)])
+        optimizer, x = torch.optim.AdamW(model.parameters()), torch.ones(256, 1024)
+        with vdnn.offload(budget="112MiB", device=machine, model=model, optimizer=optimizer) as session:
+            for _ in range(8):
+                machine.reset_peak()
+                model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            predicted = session._engine.steps.predicted()
+        assert 0 < on_host(optimizer) < 2 * DEPTH * 4 * 1024 * 1024
+    assert predicted is not None
+    assert machine.peak_bytes == predicted[1].peak_bytes
+
+
 def test_where_nothing_is_gained_all_state_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the least budget there is no room."""
     never(monkeypatch)

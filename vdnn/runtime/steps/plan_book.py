@@ -137,13 +137,15 @@ class PlanBook:
         return None if sized_plan is None else sized_plan.recording
 
     def predicted(self) -> tuple[Recording, Timeline] | None:
-        """The recording of the latest plan, and its predicted timeline; None if no plan table still has that plan."""
+        """The recording of the latest plan, with the memory that was resident in the last step under it, and the
+        predicted timeline; None if no plan table still has that plan."""
         sized_plan = self._latest_plan()
         if sized_plan is None or self._planner is None:
             return None
-        return sized_plan.recording, simulate(
-            sized_plan.recording, sized_plan.executor.plan, self._planner.costs(sized_plan.timeline)
-        )
+        recording = sized_plan.recording
+        if sized_plan.more_bytes:
+            recording = with_more_resident(recording, sized_plan.more_bytes)
+        return recording, simulate(recording, sized_plan.executor.plan, self._planner.costs(sized_plan.timeline))
 
     def _latest_plan(self) -> SizedPlan | None:
         maker = self._maker
@@ -298,13 +300,16 @@ class PlanBook:
         is_served = sized_plan is not None
         if sized_plan is None:
             sized_plan = table.plans[-1]
+        first_bytes = allocated_bytes
         allocated_bytes += table.more_bytes
         if not is_served or not maker.can_hold(sized_plan, allocated_bytes):
-            allocated_bytes -= free_state()
+            freed_bytes = free_state()
+            allocated_bytes, first_bytes = allocated_bytes - freed_bytes, first_bytes - freed_bytes
         sized_plan.misfit_steps = max(0, sized_plan.misfit_steps - 1)
         self.records_step |= sized_plan.is_provisional or sized_plan.is_misfit or table.is_of_other_state
         self.records_step |= table.deserves_own(sized_plan, first) and maker.may_improve
         maker.make_room(sized_plan, allocated_bytes)
+        sized_plan.more_bytes = max(0, first_bytes - first_point(sized_plan.recording).allocated_bytes)
         self._uses += 1
         table.last_used = self._uses
         sized_plan.steps += 1

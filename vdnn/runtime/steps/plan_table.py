@@ -63,6 +63,7 @@ class SizedPlan:
         self.tightened_bytes = 0
         self.tightenings = 0
         self.steps = 0  # that followed it
+        self.more_bytes = 0  # allocated at the first save of the last one of these, beyond those of the recording
         self.has_warned = False
         self.misfit_steps = 0  # until when steps are recorded, because one differed from it and exceeded the budget
         self.is_over_somewhere = False  # no plan met the budget with what was resident
