@@ -8,7 +8,7 @@ import pytest
 
 from tests.planning.recordings import chain, recomputable
 from tests.planning.search.test_use_moments import FAST, SAVE, USE, step_of
-from vdnn.errors import VdnnError
+from vdnn.errors import BudgetError, VdnnError
 from vdnn.planning import planned_step
 from vdnn.planning.bound.lower_bound import Bound
 from vdnn.planning.costs import LinkCosts
@@ -68,6 +68,14 @@ def test_where_no_plan_of_auto_fits_a_cut_in_two_takes_its_place_under_its_name(
     planned = plan_step(STEP, FAST, budget_bytes, Fixed(NOTHING, name="auto"))
     assert planned.timeline.peak_bytes <= budget_bytes < KEPT
     assert planned.plan.policy == "auto"
+
+
+def test_where_auto_finds_no_plan_the_error_says_what_its_best_one_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned_step, "PrefixCut", lambda: Fixed(NOTHING))
+    with pytest.raises(BudgetError, match="cannot be met") as caught:
+        plan_step(STEP, FAST, KEPT - 1, Fixed(NOTHING, name="auto"), must_fit=True)
+    assert caught.value.least_bytes == KEPT
+    assert caught.value.budget_bytes == KEPT - 1
 
 
 def test_a_plan_over_the_budget_is_corrected() -> None:

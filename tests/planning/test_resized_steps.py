@@ -187,3 +187,7 @@ def test_a_step_below_all_recorded_ones_is_not_made() -> None:
 def test_recorded_steps_that_grew_in_another_proportion_are_on_no_line() -> None:
     assert made_from([text(64, batch=4), text(96, batch=3)], text(128, batch=4)) is None
     assert made_from([text(64)], text(128)) is None
+
+
+def test_no_line_leads_through_steps_whose_first_save_is_a_number() -> None:
+    assert lines_through((), {(): text(32)}) == []

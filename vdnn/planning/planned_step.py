@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from vdnn.bytesize import format_bytes
-from vdnn.errors import VdnnError
+from vdnn.errors import BudgetError, VdnnError
 from vdnn.planning.bound.lower_bound import Bound, lower_bound
 from vdnn.planning.catalogue import make_planner
 from vdnn.planning.costs import LinkCosts
@@ -84,7 +84,8 @@ def plan_step(
 
     Raises BudgetError if the policy aims at the budget and no plan meets it. Plans of a policy that may be corrected
     are corrected where they are over the budget; plans of other policies are not changed. If the plan is over the
-    budget in the end, `fits` is False, or with `must_fit` VdnnError is raised. `certify` also computes the bound, which
+    budget in the end, `fits` is False, or with `must_fit` an error is raised: BudgetError for `auto`, and VdnnError for
+    policies whose rule does not consider the budget. `certify` also computes the bound, which
     may take longer than planning, and plans with the recomputes that the bound's program chose, if there are any.
     """
     began = time.perf_counter()
@@ -97,11 +98,7 @@ def plan_step(
             if cut.timeline.peak_bytes < best.timeline.peak_bytes:
                 best = cut._replace(plan=replace(cut.plan, policy=planner.name))
         if must_fit and best.timeline.peak_bytes > budget_bytes:
-            raise VdnnError(
-                f"policy {planner.name!r} has no plan under {format_bytes(budget_bytes)}: the one it makes needs "
-                f"{format_bytes(best.timeline.peak_bytes)}. The policy 'auto' finds one from "
-                f"{format_bytes(least_bytes(recording))} on."
-            )
+            raise _no_fit(planner, recording, best, budget_bytes)
     seconds = time.perf_counter() - began
     bound = None
     if certify:
@@ -111,6 +108,23 @@ def plan_step(
             plans = [best.plan, *([] if other is None else [other])]
             best = _shortest(planner, request, [(one, recording_under(recording, one.lifetimes)) for one in plans])
     return PlannedStep(recording, *best, bound, seconds)
+
+
+def _no_fit(planner: PlanPolicy, recording: Recording, best: _Simulated, budget_bytes: int) -> VdnnError:
+    peak_bytes = best.timeline.peak_bytes
+    if planner.name != "auto":
+        return VdnnError(
+            f"policy {planner.name!r} has no plan under {format_bytes(budget_bytes)}: the one it makes needs "
+            f"{format_bytes(peak_bytes)}. The policy 'auto' finds one from {format_bytes(least_bytes(recording))} on."
+        )
+    # The estimate of the least memory is a lower bound: copies that a use needs at once may take more.
+    peaks = interval_bytes(best.followed, best.plan.lifetimes)
+    return BudgetError(
+        budget_bytes=budget_bytes,
+        least_bytes=peak_bytes,
+        where=describe_interval(best.followed, peaks.index(max(peaks))),
+        resident_bytes=recording.resident_bytes,
+    )
 
 
 class _Simulated(NamedTuple):

@@ -6,6 +6,7 @@ open, this module has its place where torch calls its engine.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from vdnn._C import BackwardCalls, drop_hooks_away
+from vdnn.runtime.torch_internals.backward_inputs import run_with_inputs
 
 _autograd: Any = torch.autograd
 _native: Any = torch._C._autograd
@@ -49,7 +51,7 @@ def _count(change: int) -> None:
         if _installed and now is not _calls:
             _before = now
             _calls = BackwardCalls(
-                now,
+                functools.partial(run_with_inputs, now),
                 _top,
                 _native._push_saved_tensors_default_hooks,
                 _native._pop_saved_tensors_default_hooks,

@@ -53,7 +53,7 @@ class AwayParameter:
     is_mapped: bool
     home: torch.device | None  # the device to which it returns at the end; None: it was on the host before
     is_trained: bool  # an optimizer of the session has it
-    is_shared: bool  # used more than once in a graph, see graph_uses
+    is_shared: bool  # used more than once in a graph, see GraphUses
     on_device: StateCopy | None = None
     version: int = 0  # of the parameter when it was fetched, or when its copies were last equal
     copy_version: int = 0  # the same of the copy on the device
@@ -71,7 +71,8 @@ class AwayParameter:
     has_arrived: bool = False
     users: int = 0  # calls of modules that run, and a graph that holds it
     is_held: bool = False  # by a graph
-    in_parts: bool = False  # the running backward adds to its gradient more than once, see graph_uses
+    is_summed: bool = False  # a gradient of it was accumulated, so it is known whether it is shared
+    in_parts: bool = False  # the running backward adds to its gradient more than once, see GraphUses
     accumulators: list[tuple[int, weakref.ref[object]]] = field(default_factory=list)  # of live graphs
     handles: tuple[Any, ...] = ()  # of hooks on the parameter
     native_address: int = field(default=0)  # of the storage on the device, once it has arrived

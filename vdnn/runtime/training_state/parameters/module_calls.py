@@ -7,17 +7,20 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
 from vdnn.errors import VdnnError
 from vdnn.runtime.torch_internals import forks, parameter_access
 from vdnn.runtime.torch_internals.backward_ends import graph_task, in_backward
+from vdnn.runtime.torch_internals.backward_inputs import find_inputs
 from vdnn.runtime.torch_internals.data_reads import native_data, watch_data, watch_data_no_longer
 from vdnn.runtime.torch_internals.parameter_access import watch_parameters_of
 from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer, is_guarded
@@ -42,6 +45,7 @@ class _Call:
     module: torch.nn.Module
     used: list[AwayParameter] = field(default_factory=list)
     nodes: list[object] = field(default_factory=list)  # where gradients of these arrive, until the graph holds them
+    began_at: int = 0  # the sequence number of autograd's next node, before the first use
 
 
 class _CallStacks(threading.local):
@@ -103,6 +107,8 @@ class ModuleCalls:
             self._undo.append(functools.partial(watch_data_no_longer, away.parameter))
         self._graph_reads.begin(one.parameter for one in self._away.values())
         self._undo.append(self._graph_reads.end)
+        managed = frozenset(self._away)  # those that stay on the device from some time on have moved before
+        self._undo.append(find_inputs(lambda one: id(one) in managed))
         self._undo.append(watch_swaps())
         return self
 
@@ -178,7 +184,7 @@ class ModuleCalls:
             call = stack.pop()
             if stack and call.module is module:
                 self._returned(output, stack[-1])
-            self._leave(call)
+            self._leave(call, output if call.module is module else None)
             if call.module is module:
                 break
         if not stack:
@@ -290,6 +296,8 @@ class ModuleCalls:
                     wanted.remove(one)
             if not wanted:
                 return
+            if not call.used:
+                call.began_at = _next_sequence_number()
             with self._streaming.lock:
                 if not all(one.stays for one in wanted):
                     self._streaming.use(wanted, self._phase())
@@ -302,8 +310,10 @@ class ModuleCalls:
                         self._writes.use_begins(one)
                     call.nodes.append(self.uses.used(one))
 
-    def _leave(self, call: _Call) -> None:
+    def _leave(self, call: _Call, output: object) -> None:
+        """`output`: what the module returned, or None."""
         with self._streaming.lock, torch._C.DisableTorchFunction():
+            self.uses.call_ends(call.used, call.nodes, call.began_at, output)
             for one in call.used:
                 one.users = max(0, one.users - 1)
                 if not one.users:
@@ -549,9 +559,13 @@ def _is_in_graph(outcome: object) -> bool:
 # `parameter.grad`. torch starts a new sum when the data of a parameter are put on another device. Two sums that are
 # added one after another round otherwise than one. So the data of a parameter that is used again stay on the device
 # until its gradient is there. Tied parameters are known before; others when they are used again while a graph with them
-# lives.
+# lives. By then the first use has a sum of its own. That changes no bit, because autograd adds its gradient last,
+# unless it is a sum of several: until the first gradient of a parameter is there, its data stay behind a call of a
+# module that used it more than once.
 
 _MARK = "vdnn"
+_LEAF = 2**64 - 1  # the sequence number of nodes at which gradients are accumulated
+_next_sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 class _Mark:
@@ -578,9 +592,7 @@ class GraphUses:
             away.is_shared = True
             self.found.add(away.name)
         if away.is_shared and not away.is_held:
-            away.is_held = True
-            away.users += 1
-            self._held.append(away)
+            self._hold(away)
         with outside_of_transforms():  # inside of them, the parameter's view has no grad_fn
             node = torch.autograd.graph.get_gradient_edge(parameter).node
         known: dict[str, object] = node.metadata  # type: ignore[assignment]  # a property, which torch says is a method
@@ -591,9 +603,29 @@ class GraphUses:
             away.accumulators.append((task, weakref.ref(mark)))
         return node
 
+    def call_ends(self, used: list[AwayParameter], nodes: list[object], began_at: int, output: object) -> None:
+        """A call of a module ends, which used these parameters. Their gradients arrive at `nodes`. Holds those that it
+        used more than once, if a later use may come that nobody knows of."""
+        unknown = {
+            node: away
+            for away, node in zip(used, nodes, strict=True)
+            if node is not None and not (away.is_shared or away.is_held or away.is_summed)
+        }
+        if not unknown or output is None:
+            return
+        for node, times in _edges_to(unknown.keys(), output, began_at).items():
+            if times > 1:
+                self._hold(unknown[node])
+
+    def _hold(self, away: AwayParameter) -> None:
+        away.is_held = True
+        away.users += 1
+        self._held.append(away)
+
     def accumulated(self, away: AwayParameter) -> None:
         """The gradient of `away` was accumulated, or a part of it if torch began another sum, because the second use
         was not known."""
+        away.is_summed = True
         away.in_parts = sum(mark() is not None for _, mark in away.accumulators) > 1
         away.accumulators.clear()
         self._release(away)
@@ -619,6 +651,22 @@ class GraphUses:
     def _release(self, away: AwayParameter) -> None:
         if self.forget(away) and not away.users:
             self._let_go(away)
+
+
+def _edges_to(nodes: Collection[object], output: object, began_at: int) -> Counter[object]:
+    """How many edges of the graph of `output` lead to each of the nodes. Only what was made of the graph since
+    `began_at` is looked at."""
+    found: Counter[object] = Counter()
+    waiting = [one.grad_fn for one in tree_leaves(output) if isinstance(one, torch.Tensor) and one.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        for node, _ in waiting.pop().next_functions:
+            if node in nodes:
+                found[node] += 1
+            elif node is not None and node not in seen and began_at <= node._sequence_nr() < _LEAF:
+                seen.add(node)
+                waiting.append(node)
+    return found
 
 
 # Tells whether a program that takes a parameter reads its values, from the instruction that follows.

@@ -1,0 +1,112 @@
+"""Parameters that leave the device between calls of modules, and gradients that torch then loses track of.
+
+torch begins another sum of a parameter's gradient when its data are put on another device, and asks only the newest one
+for a gradient. No tensor of the CPU shows that, because its data never change their device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import vdnn
+from deferred import DeferredAccelerator, Mode
+
+WIDTH = 48
+
+
+class Often(nn.Module):
+    """Uses one weight four times in a call, so its gradient is a sum of four."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3 * WIDTH, WIDTH) * 0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, _, last = self.weight.chunk(3)
+        x = (x @ first.t()).tanh() @ self.weight[WIDTH : 2 * WIDTH].t()
+        return nn.functional.layer_norm(torch.sigmoid(x) @ last.t(), (WIDTH,), self.weight.view(-1)[:WIDTH])
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+def called_twice(model: nn.Module, x: torch.Tensor) -> None:
+    (model(x).square().mean() + model(x + 1).square().mean()).backward()
+
+
+def read_between_calls(model: nn.Module, x: torch.Tensor) -> None:
+    penalty = next(model.parameters())
+    (model(x).square().mean() + 0.01 * penalty[::2].pow(2).sum()).backward()
+
+
+def named_in_backward(model: nn.Module, x: torch.Tensor) -> None:
+    model(x).square().mean().backward(inputs=list(model.parameters()))
+
+
+def some_named_in_backward(model: nn.Module, x: torch.Tensor) -> None:
+    model(x).square().mean().backward(inputs=[next(model.parameters())])
+
+
+def asked_of_grad(model: nn.Module, x: torch.Tensor) -> None:
+    parameters = list(model.parameters())
+    loss = model(x).square().mean() + model(x + 1).square().mean()
+    for one, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        one.grad = gradient
+
+
+def asked_of_grad_with_a_graph(model: nn.Module, x: torch.Tensor) -> None:
+    loss = model(x).square().mean()
+    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    (loss + sum(one.square().sum() for one in gradients)).backward()
+
+
+PROGRAMS: list[tuple[Callable[[], nn.Module], Callable[[nn.Module, torch.Tensor], None]]] = [
+    (Often, called_twice),
+    (Often, read_between_calls),
+    *(
+        (layers, program)
+        for program in (named_in_backward, some_named_in_backward, asked_of_grad, asked_of_grad_with_a_graph)
+    ),
+]
+
+
+def gradients_of(
+    make: Callable[[], nn.Module], program: Callable[[nn.Module, torch.Tensor], None], mode: Mode, *, managed: bool
+) -> list[torch.Tensor | None]:
+    """Those of three steps, and the parameters behind them."""
+    torch.manual_seed(0)
+    found: list[torch.Tensor | None] = []
+    with DeferredAccelerator(mode, capacity="64MiB") as accelerator, contextlib.ExitStack() as sessions:
+        model = make().to("deferred")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if managed:
+            options = {"model": model, "optimizer": optimizer, "parameters": "all"}
+            session = vdnn.offload("vdnn-all", device=accelerator, min_bytes=0, **options)  # type: ignore[arg-type]
+            sessions.enter_context(contextlib.closing(session))
+            sessions.enter_context(session)
+        for _ in range(3):
+            program(model, torch.randn(16, WIDTH).to("deferred"))
+            found += [None if one.grad is None else one.grad.cpu() for one in model.parameters()]
+            optimizer.step()
+            optimizer.zero_grad()
+        found += [one.detach().cpu() for one in model.parameters()]
+        sessions.close()
+        accelerator.synchronize()
+    return found
+
+
+@pytest.mark.parametrize(("make", "program"), PROGRAMS, ids=lambda one: one.__name__)
+def test_gradients_have_the_bits_of_parameters_that_stay(
+    make: Callable[[], nn.Module], program: Callable[[nn.Module, torch.Tensor], None], mode: Mode
+) -> None:
+    expected, found = (gradients_of(make, program, mode, managed=one) for one in (False, True))
+    assert len(expected) == len(found)
+    for one, other in zip(expected, found, strict=True):
+        assert (one is None) is (other is None)
+        assert one is None or other is None or torch.equal(one, other)

@@ -1,0 +1,70 @@
+"""Backwards that name their inputs: `torch.autograd.grad(loss, inputs)` and `loss.backward(inputs=inputs)`.
+
+torch asks a leaf for the node at which its gradient arrives. It makes a new node when the data of the leaf are put on
+another device, so for a leaf that moved since its use it finds none of the graph: `grad` raises, and `backward`
+accumulates nothing without a word. Such nodes are found in the graph here.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, Node
+
+_Runs = Callable[..., Any]
+_moved: list[Callable[[torch.Tensor], bool]] = []  # of each owner of leaves: may the data of this one have moved?
+
+
+def find_inputs(may_have_moved: Callable[[torch.Tensor], bool]) -> Callable[[], None]:
+    """Finds the nodes of leaves for which `may_have_moved` is true, until the returned function is called."""
+    _moved.append(may_have_moved)
+    return lambda: _moved.remove(may_have_moved)
+
+
+def run_with_inputs(run: _Runs, *arguments: Any, **options: Any) -> Any:
+    """Runs a backward as torch's engine does."""
+    if not _moved or len(arguments) < 5 or not any(map(_may_have_moved, arguments[4])):
+        return run(*arguments, **options)
+    outputs, gradients, retains, creates, inputs, *rest = arguments
+    found = _nodes_of([one for one in inputs if _may_have_moved(one)], outputs)
+    edges = [[GradientEdge(node, 0) for node in found.get(id(one), ())] or [one] for one in inputs]
+    taken = run(outputs, gradients, retains, creates, tuple(chain.from_iterable(edges)), *rest, **options)
+    if options.get("accumulate_grad"):
+        return taken
+    parts = iter(taken)
+    return tuple(_sum([next(parts) for _ in one]) for one in edges)
+
+
+def _may_have_moved(one: object) -> bool:
+    return isinstance(one, torch.Tensor) and one.is_leaf and any(asks(one) for asks in _moved)
+
+
+def _nodes_of(leaves: list[torch.Tensor], outputs: Iterable[torch.Tensor | GradientEdge]) -> dict[int, list[Node]]:
+    """The nodes at which gradients of the leaves arrive, by the id of the leaf. The node whose use was the last comes
+    first, as in a backward."""
+    last_use: dict[Node, int] = {}
+    wanted = {id(one) for one in leaves}
+    waiting = [one.node if isinstance(one, GradientEdge) else one.grad_fn for one in outputs]
+    seen = set(waiting)
+    while waiting:
+        user = waiting.pop()
+        for node, _ in () if user is None else user.next_functions:
+            if node is not None and id(getattr(node, "variable", None)) in wanted:
+                last_use[node] = max(last_use.get(node, -1), user._sequence_nr())  # type: ignore[union-attr]
+            elif node not in seen:
+                seen.add(node)
+                waiting.append(node)
+    nodes: dict[int, list[Node]] = {}
+    for node in sorted(last_use, key=last_use.__getitem__, reverse=True):
+        nodes.setdefault(id(node.variable), []).append(node)  # type: ignore[attr-defined]
+    return nodes
+
+
+def _sum(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
+    there = [one for one in parts if one is not None]
+    return functools.reduce(operator.add, there) if there else None
