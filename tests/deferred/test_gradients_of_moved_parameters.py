@@ -55,7 +55,7 @@ def some_named_in_backward(model: nn.Module, x: torch.Tensor) -> None:
 
 def asked_of_grad(model: nn.Module, x: torch.Tensor) -> None:
     parameters = list(model.parameters())
-    loss = model(x).square().mean() + model(x + 1).square().mean()
+    loss = model(x).square().mean() + model(x + 1).square().mean() + model(x + 2).square().mean()
     for one, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
         one.grad = gradient
 

@@ -45,26 +45,25 @@ def _may_have_moved(one: object) -> bool:
 
 
 def _nodes_of(leaves: list[torch.Tensor], outputs: Iterable[torch.Tensor | GradientEdge]) -> dict[int, list[Node]]:
-    """The nodes at which gradients of the leaves arrive, by the id of the leaf. The node whose use was the last comes
-    first, as in a backward."""
-    last_use: dict[Node, int] = {}
+    """The nodes at which gradients of the leaves arrive, by the id of the leaf."""
+    nodes: dict[int, list[Node]] = {}
     wanted = {id(one) for one in leaves}
     waiting = [one.node if isinstance(one, GradientEdge) else one.grad_fn for one in outputs]
     seen = set(waiting)
     while waiting:
-        user = waiting.pop()
-        for node, _ in () if user is None else user.next_functions:
-            if node is not None and id(getattr(node, "variable", None)) in wanted:
-                last_use[node] = max(last_use.get(node, -1), user._sequence_nr())  # type: ignore[union-attr]
-            elif node not in seen:
-                seen.add(node)
-                waiting.append(node)
-    nodes: dict[int, list[Node]] = {}
-    for node in sorted(last_use, key=last_use.__getitem__, reverse=True):
-        nodes.setdefault(id(node.variable), []).append(node)  # type: ignore[attr-defined]
+        node = waiting.pop()
+        if node is None:
+            continue
+        if (leaf := id(getattr(node, "variable", None))) in wanted:
+            nodes.setdefault(leaf, []).append(node)
+        for following, _ in node.next_functions:
+            if following not in seen:
+                seen.add(following)
+                waiting.append(following)
     return nodes
 
 
 def _sum(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
+    """A leaf has two nodes at most, because it stays from its second use on. So the order counts for nothing."""
     there = [one for one in parts if one is not None]
     return functools.reduce(operator.add, there) if there else None
