@@ -17,6 +17,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node
 
 _Runs = Callable[..., Any]
+_Arrival: Any = torch._C._functions.AccumulateGrad
 _moved: list[Callable[[torch.Tensor], bool]] = []  # of each owner of leaves: may the data of this one have moved?
 
 
@@ -51,11 +52,11 @@ def _nodes_of(leaves: list[torch.Tensor], outputs: Iterable[torch.Tensor | Gradi
     waiting = [one.node if isinstance(one, GradientEdge) else one.grad_fn for one in outputs]
     seen = set(waiting)
     while waiting:
-        node = waiting.pop()
+        node: Any = waiting.pop()
         if node is None:
             continue
-        if (leaf := id(getattr(node, "variable", None))) in wanted:
-            nodes.setdefault(leaf, []).append(node)
+        if type(node) is _Arrival and id(node.variable) in wanted:
+            nodes.setdefault(id(node.variable), []).append(node)
         for following, _ in node.next_functions:
             if following not in seen:
                 seen.add(following)
