@@ -17,7 +17,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node
 
 _Runs = Callable[..., Any]
-_Arrival: Any = torch._C._functions.AccumulateGrad
+_Arrival: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _moved: list[Callable[[torch.Tensor], bool]] = []  # of each owner of leaves: may the data of this one have moved?
 
 
