@@ -30,6 +30,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 MACHINES = ("rtx-4090", "h100", "rtx-3090", "a100-40")
 SHARES = (0.9, 0.7, 0.5, 0.35, 0.25)  # of the peak with everything on the device
 _STEPS = 12
+_STAYS = " stay on the device"  # in the line of a report
 _REMARKS = (
     "chosen: a session with model=, optimizer= and the budget alone, and what it manages; all: parameters='all'; "
     "streamed: the same, and everything leaves in each step.",
@@ -86,15 +87,15 @@ def _linear(width: int, depth: int) -> nn.Sequential:
     return nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(depth)])
 
 
-def _blocks(width: int, depth: int, **options: Any) -> nn.Sequential:
+def blocks(width: int, depth: int, **options: Any) -> nn.Sequential:
     return nn.Sequential(*[Block(width, **options) for _ in range(depth)])
 
 
 MODELS: dict[str, Callable[[], Made]] = {
-    "decoder, 4 x 1,024 tokens": lambda: (_blocks(768, 4), torch.ones(4, 1024, 768)),
-    "decoder, 1 x 512 tokens": lambda: (_blocks(1024, 4), torch.ones(1, 512, 1024)),
-    "gated decoder, 2 x 1,024 tokens": lambda: (_blocks(1024, 3, is_gated=True), torch.ones(2, 1024, 1024)),
-    "encoder, 16 x 197 tokens": lambda: (_blocks(768, 4, is_causal=False), torch.ones(16, 197, 768)),
+    "decoder, 4 x 1,024 tokens": lambda: (blocks(768, 4), torch.ones(4, 1024, 768)),
+    "decoder, 1 x 512 tokens": lambda: (blocks(1024, 4), torch.ones(1, 512, 1024)),
+    "gated decoder, 2 x 1,024 tokens": lambda: (blocks(1024, 3, is_gated=True), torch.ones(2, 1024, 1024)),
+    "encoder, 16 x 197 tokens": lambda: (blocks(768, 4, is_causal=False), torch.ones(16, 197, 768)),
     "linear layers, 2,048 rows": lambda: (_linear(1024, 8), torch.ones(2048, 1024)),
     "linear layers, 256 rows": lambda: (_linear(2048, 6), torch.ones(256, 2048)),
     "convolutions, 16 images": lambda: (_convolutions(128, 6), torch.ones(16, 3, 64, 64)),
@@ -104,7 +105,8 @@ MODELS: dict[str, Callable[[], Made]] = {
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The last step of a session. `over`: steps behind the third that took more than the budget. `refused`: why."""
+    """The last step of a session. `over`: steps behind the third that took more than the budget. `refused`: why.
+    `stays`: what the session says that stays on the device."""
 
     step_ns: int = 0
     peak_bytes: int = 0
@@ -113,6 +115,7 @@ class Ran:
     over: int = 0
     extent: str = ""
     refused: str = ""
+    stays: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +144,10 @@ def _step(model: nn.Module, x: torch.Tensor, optimizer: torch.optim.Optimizer) -
     optimizer.zero_grad()
 
 
-def plain(model: str, machine: str) -> tuple[int, int]:
+def plain(make: Callable[[], Made], machine: str) -> tuple[int, int]:
     """The time and the peak of a step with everything on the device."""
     with vdnn.VirtualMachine(machine) as virtual:
-        made, x = MODELS[model]()
+        made, x = make()
         optimizer = torch.optim.AdamW(made.parameters())
         for _ in range(3):
             virtual.reset_peak()
@@ -153,17 +156,19 @@ def plain(model: str, machine: str) -> tuple[int, int]:
         return virtual.now_ns - began, virtual.peak_bytes
 
 
-def ran(model: str, machine: str, budget_bytes: int, *, decides: bool = True, **options: Any) -> Ran:
+def ran(make: Callable[[], Made], machine: str, budget_bytes: int, *, decides: bool = True, **options: Any) -> Ran:
     """A session of some steps. `decides`: what is managed may stay."""
     stepped, over, began = StateRoom.stepped, 0, 0
     if not decides:
         StateRoom.stepped = lambda *_: None  # type: ignore[method-assign]
     try:
         with vdnn.VirtualMachine(machine) as virtual:
-            made, x = MODELS[model]()
+            made, x = make()
             optimizer = torch.optim.AdamW(made.parameters())
             given: dict[str, Any] = {"device": virtual, "model": made, "optimizer": optimizer, **options}
-            with vdnn.offload(budget=budget_bytes, **given) as session:
+            if "plan" not in options:  # which has a budget of its own
+                given["budget"] = budget_bytes
+            with vdnn.offload(**given) as session:
                 for number in range(_STEPS):
                     virtual.reset_peak()
                     began = virtual.now_ns
@@ -180,20 +185,22 @@ def ran(model: str, machine: str, budget_bytes: int, *, decides: bool = True, **
     finally:
         StateRoom.stepped = stepped  # type: ignore[method-assign]
     found = (0, 0) if timeline is None else (room.predicted_ns or timeline.step_ns, timeline.peak_bytes)
-    return Ran(took_ns, peak_bytes, *found, over, "" if extent is None else extent.name.lower())
+    stays = "".join(line.strip().split(_STAYS)[0] for line in room.lines if _STAYS in line)
+    return Ran(took_ns, peak_bytes, *found, over, "" if extent is None else extent.name.lower(), stays=stays)
 
 
 def run(name: tuple[str, str, float]) -> Cell:
     model, machine, share = name
-    plain_ns, peak_bytes = plain(model, machine)
+    make = MODELS[model]
+    plain_ns, peak_bytes = plain(make, machine)
     budget = int(share * peak_bytes)
     return Cell(
         *name,
         budget,
         plain_ns,
-        ran(model, machine, budget),
-        ran(model, machine, budget, parameters="all"),
-        ran(model, machine, budget, decides=False, parameters="all"),
+        ran(make, machine, budget),
+        ran(make, machine, budget, parameters="all"),
+        ran(make, machine, budget, decides=False, parameters="all"),
     )
 
 

@@ -1,8 +1,9 @@
-"""Recomputes numbers of the README, docs/when.md, docs/how-it-works.md and docs/hardware.md from benchmarks/results."""
+"""Recomputes numbers of the README and of pages of the docs from benchmarks/results."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ PICTURES_PAGE = ROOT / "docs" / "how-it-works.md"
 PAPER = ROOT / "benchmarks" / "results" / "reproduction.jsonl"
 SWEEP = ROOT / "benchmarks" / "results" / "sweep_virtual_h100" / "cells.jsonl"
 SPEEDS = ROOT / "benchmarks" / "results" / "published_speeds.jsonl"
+STATE_PAGE = ROOT / "docs" / "training-state.md"
+WHAT_STAYS = ROOT / "benchmarks" / "results" / "what_stays.txt"
 CARD = "h100"
 GIB = 1 << 30
 # Budgets, as shares of the way from the least memory of any plan to everything kept.
@@ -117,6 +120,11 @@ def speeds_of(published: Path) -> Iterator[str]:
     yield f"with them the worst is {summary(all_but_calibration)[1]:.2f} x"
 
 
+def times_of(text: str, row: str) -> list[tuple[str, list[str]]]:
+    """Returns the per cent and the times of each row of the tables."""
+    return [(one[1], re.findall(r"[\d.]+ ms", one[2])) for one in re.finditer(row, text, re.MULTILINE)]
+
+
 def unsaid(text: str, facts: Iterable[str]) -> list[str]:
     """Returns the facts that the text lacks, ignoring line breaks."""
     text = " ".join(text.split())
@@ -153,6 +161,13 @@ def test_the_page_of_hardware_shows_the_table_of_published_speeds() -> None:
     ]
     assert unsaid(decision, told) == []
     assert unsaid(PAGE.read_text(), [f"they are off by {now[0]:.2f} x in the median"]) == []
+
+
+def test_the_tables_of_what_stays_are_those_of_the_results() -> None:
+    known = times_of(WHAT_STAYS.read_text(), r"^(\d+)% (.*)$")
+    said = times_of(STATE_PAGE.read_text(), r"^\| (\d+) % \|(.*)$")
+    assert len(said) == 15
+    assert [row for row in said if row not in known] == []
 
 
 def test_a_number_that_is_not_that_of_the_results_is_found() -> None:
