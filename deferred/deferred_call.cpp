@@ -125,6 +125,8 @@ class Call {
       const auto* alias = declared[index].alias_info();
       const int access = alias != nullptr && alias->isWrite() ? write_access : read_access;
       changed(arguments_[index], [&](const at::Tensor& tensor) {
+        TORCH_CHECK(access == read_access || !tensor.defined() || !tensor.is_cpu(),
+                    "Expected all tensors to be on the same device: ", name_, " writes to a tensor of the CPU");
         note(accelerator_, tensor, access, name_.c_str());
         return tensor;
       });

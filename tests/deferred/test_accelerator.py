@@ -130,6 +130,15 @@ def test_memory_freed_while_another_stream_reads_it_is_a_violation_unless_record
                 assert y.cpu().unique().tolist() == [3.0]
 
 
+def test_an_operation_that_would_write_to_the_cpus_memory_is_refused_as_on_a_gpu() -> None:
+    with DeferredAccelerator():
+        on_cpu, there = torch.zeros(3), torch.ones(3, device="deferred")
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            on_cpu.add_(there)
+        on_cpu.copy_(there)
+    assert on_cpu.tolist() == [1, 1, 1]
+
+
 def test_what_depends_on_data_waits_and_is_listed() -> None:
     with DeferredAccelerator() as accelerator:
         x = torch.tensor([0.0, 1.0, 0.0, 2.0]).to("deferred")
