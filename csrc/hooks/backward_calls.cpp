@@ -11,6 +11,7 @@ namespace {
 // What Python gives, in the order of its arguments.
 enum Part {
   kRun,         // runs a backward
+  kRunInputs,   // the same for a backward that names its inputs: see backward_inputs.py
   kTop,         // (True) -> the innermost hooks of this thread, as a pair, or None
   kPush,        // (pack, unpack)
   kPop,         // ()
@@ -18,7 +19,9 @@ enum Part {
   kNodeNumber,  // () -> the sequence number of this thread's next node
   kParts,
 };
-constexpr Py_ssize_t kCreateGraph = 3;  // its place among the arguments of kRun
+// Places among the arguments of kRun.
+constexpr Py_ssize_t kCreateGraph = 3;
+constexpr Py_ssize_t kInputs = 4;
 
 struct BackwardCalls final {
   PyObject_HEAD std::array<PyObject*, kParts> parts;
@@ -66,11 +69,17 @@ bool creates_graph(PyObject* arguments, PyObject* keywords) {
   return keywords != nullptr;  // as torch does not call it
 }
 
+PyObject* run(const BackwardCalls* calls, PyObject* arguments, PyObject* keywords) {
+  PyObject* inputs = PyTuple_GET_SIZE(arguments) > kInputs ? PyTuple_GET_ITEM(arguments, kInputs) : nullptr;
+  const bool has_inputs = inputs != nullptr && PyTuple_CheckExact(inputs) && PyTuple_GET_SIZE(inputs) != 0;
+  return PyObject_Call(calls->parts[has_inputs ? kRunInputs : kRun], arguments, keywords);
+}
+
 // Runs a backward with the hooks, and sees if it saves.
 PyObject* run_and_look(const BackwardCalls* calls, Gate* gate, PyObject* arguments, PyObject* keywords) {
   using Known = BackwardSaves::Known;
   const std::size_t before = gate->backward_saves.packed;
-  PyObject* result = PyObject_Call(calls->parts[kRun], arguments, keywords);
+  PyObject* result = run(calls, arguments, keywords);
   if (gate->backward_saves.packed != before) {
     gate->backward_saves.known = Known::Some;
   } else if (result != nullptr && gate->backward_saves.known == Known::NotYet) {
@@ -105,13 +114,13 @@ PyObject* run_without(const BackwardCalls* calls, Gate* gate, PyObject* hooks, P
   const Reference next = Reference::stolen(top(calls));
   if (next.get() != Py_None) {  // those of another session, which would see saves that are not its own
     const Reference is_back = Reference::stolen(put_back(calls, hooks, next ? Py_NewRef(Py_None) : nullptr));
-    return is_back ? PyObject_Call(calls->parts[kRun], arguments, keywords) : nullptr;
+    return is_back ? run(calls, arguments, keywords) : nullptr;
   }
   const std::int64_t before = next_node(calls->parts[kNodeNumber]);
   Away away{gate, innermost, false};
   innermost = &away;
   ++saves.away;
-  PyObject* result = PyObject_Call(calls->parts[kRun], arguments, keywords);
+  PyObject* result = run(calls, arguments, keywords);
   --saves.away;
   innermost = away.outer;
   if (!away.is_dropped) {
@@ -149,7 +158,7 @@ PyObject* call(PyObject* self, PyObject* arguments, PyObject* keywords) {
                  : run_and_look(calls, gate, arguments, keywords);
     }
   }
-  return PyObject_Call(calls->parts[kRun], arguments, keywords);
+  return run(calls, arguments, keywords);
 }
 
 // (pack hook) -> True if a backward of this thread runs without these hooks. It does not install them again then.

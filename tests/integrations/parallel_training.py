@@ -491,7 +491,7 @@ def pipeline_as_planned(rank: int) -> tuple[Plan, Timeline, Timeline]:
     """Trains under 1F1B with "auto" at the least memory. Returns the plan, and the last step as predicted and
     measured. In the last stage each micro-batch is a step."""
     with (
-        vdnn.VirtualMachine("titan-x", fake=False) as machine,
+        vdnn.VirtualMachine("p100", fake=False) as machine,
         vdnn.offload("auto", budget="min", device=machine, min_bytes=0, measure=True) as session,
     ):
         pipeline(rank, nowhere, steps=6)

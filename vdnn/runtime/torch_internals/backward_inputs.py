@@ -28,10 +28,10 @@ def find_inputs(may_have_moved: Callable[[torch.Tensor], bool]) -> Callable[[], 
 
 
 def run_with_inputs(run: _Runs, *arguments: Any, **options: Any) -> Any:
-    """Runs a backward as torch's engine does."""
-    if not _moved or len(arguments) < 5 or not any(map(_may_have_moved, arguments[4])):
-        return run(*arguments, **options)
+    """Runs a backward that names its inputs, as torch's engine does."""
     outputs, gradients, retains, creates, inputs, *rest = arguments
+    if not any(map(_may_have_moved, inputs)):
+        return run(*arguments, **options)
     found = _nodes_of([one for one in inputs if _may_have_moved(one)], outputs)
     edges = [[GradientEdge(node, 0) for node in found.get(id(one), ())] or [one] for one in inputs]
     taken = run(outputs, gradients, retains, creates, tuple(chain.from_iterable(edges)), *rest, **options)

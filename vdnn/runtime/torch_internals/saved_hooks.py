@@ -51,6 +51,7 @@ def _count(change: int) -> None:
         if _installed and now is not _calls:
             _before = now
             _calls = BackwardCalls(
+                now,
                 functools.partial(run_with_inputs, now),
                 _top,
                 _native._push_saved_tensors_default_hooks,
