@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tests.fuzz.run import prepare
-from tests.runtime.recompute.shadow import shadowing
+from tests.runtime.recompute.shadow import Shadow, shadowing
 
 
 @pytest.fixture(autouse=True)
-def prepared() -> Iterator[None]:
+def prepared() -> Iterator[Shadow]:
     threads = torch.get_num_threads()
-    with warnings.catch_warnings(), shadowing():
+    with warnings.catch_warnings(), shadowing() as shadow:
         prepare()
-        yield
+        yield shadow
     torch.set_num_threads(threads)
