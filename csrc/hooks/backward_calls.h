@@ -7,6 +7,8 @@
 // A backward may save all the same: a reentrant checkpoint's does, and that of a second derivative. So the hooks stay
 // in a gate's first backward, and in all others if that one saved anything. While they are away, a thread that makes a
 // node is noticed, and they stay in the next backward, to see if it saves.
+//
+// A backward that names its inputs goes through Python (backward_inputs.py); all others do not.
 #pragma once
 
 #include <Python.h>

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tests.fuzz.run import prepare
-from tests.runtime.recompute.shadow import Shadow, shadowing
+from tests.runtime.recompute.shadow import shadowing
 
 
 @pytest.fixture(autouse=True)
-def prepared() -> Iterator[Shadow]:
+def prepared() -> Iterator[None]:
     threads = torch.get_num_threads()
-    with warnings.catch_warnings(), shadowing() as shadow:
+    with warnings.catch_warnings(), shadowing():
         prepare()
-        yield shadow
+        yield
     torch.set_num_threads(threads)

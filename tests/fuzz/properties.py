@@ -96,14 +96,20 @@ class _Interrupter:
 
 
 def _is_within_vdnn(frame: FrameType) -> bool:
-    """Is the frame in vdnn, or called by it? Finalizers are excluded, because Python only prints their exceptions."""
+    """Is the frame in vdnn, or called by it? Finalizers and what they call are excluded, because Python only prints
+    their exceptions."""
+    near: list[FrameType] = []
     one: FrameType | None = frame
-    for _ in range(4):
-        if one is None or one.f_code.co_name in ("__del__", "<lambda>"):
-            return False
-        if one.f_code.co_filename.startswith(vdnn.__path__[0]):
-            return True
+    while one is not None and len(near) < 4:
+        near.append(one)
         one = one.f_back
+    if any(each.f_code.co_name == "__del__" for each in near):
+        return False
+    for each in near:
+        if each.f_code.co_name == "<lambda>":
+            return False
+        if each.f_code.co_filename.startswith(vdnn.__path__[0]):
+            return True
     return False
 
 

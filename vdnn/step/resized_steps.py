@@ -67,7 +67,7 @@ def lines_through(wanted: Sizes, recorded: dict[Sizes, Recording], *, in_part: b
     with its nearest steps: a shorter step may lack saves that are too small to be managed there."""
     found: dict[Sizes, dict[int, Recording]] = {}
     for size, recording in recorded.items():
-        if len(size) != len(wanted) or size == wanted:  # a number has but one size
+        if len(size) != len(wanted) or size == wanted:  # also (), the size of a number
             continue
         difference = tuple(map(operator.sub, size, wanted))
         position = math.gcd(*difference)

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
-_Runs = Callable[..., Any]
-_Arrival: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+_AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _moved: list[Callable[[torch.Tensor], bool]] = []  # of each owner of leaves: may the data of this one have moved?
 
 
@@ -27,12 +26,13 @@ def find_inputs(may_have_moved: Callable[[torch.Tensor], bool]) -> Callable[[], 
     return lambda: _moved.remove(may_have_moved)
 
 
-def run_with_inputs(run: _Runs, *arguments: Any, **options: Any) -> Any:
+def run_with_inputs(run: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Runs a backward that names its inputs, as torch's engine does."""
     outputs, gradients, retains, creates, inputs, *rest = arguments
-    if not any(map(_may_have_moved, inputs)):
+    moved = [one for one in inputs if _may_have_moved(one)]
+    if not moved:
         return run(*arguments, **options)
-    found = _nodes_of([one for one in inputs if _may_have_moved(one)], outputs)
+    found = _nodes_of(moved, outputs)
     edges = [[GradientEdge(node, 0) for node in found.get(id(one), ())] or [one] for one in inputs]
     taken = run(outputs, gradients, retains, creates, tuple(chain.from_iterable(edges)), *rest, **options)
     if options.get("accumulate_grad"):
@@ -55,7 +55,7 @@ def _nodes_of(leaves: list[torch.Tensor], outputs: Iterable[torch.Tensor | Gradi
         node: Any = waiting.pop()
         if node is None:
             continue
-        if type(node) is _Arrival and id(node.variable) in wanted:
+        if type(node) is _AccumulateGrad and id(node.variable) in wanted:
             nodes.setdefault(id(node.variable), []).append(node)
         for following, _ in node.next_functions:
             if following not in seen:
@@ -65,6 +65,6 @@ def _nodes_of(leaves: list[torch.Tensor], outputs: Iterable[torch.Tensor | Gradi
 
 
 def _sum(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
-    """A leaf has two nodes at most, because it stays from its second use on. So the order counts for nothing."""
+    """A leaf has at most two nodes, because it no longer moves after its second use. So the order does not matter."""
     there = [one for one in parts if one is not None]
     return functools.reduce(operator.add, there) if there else None

@@ -604,8 +604,8 @@ class GraphUses:
         return node
 
     def call_ends(self, used: list[AwayParameter], nodes: list[object], began_at: int, output: object) -> None:
-        """A call of a module ends, which used these parameters. Their gradients arrive at `nodes`. Holds those that it
-        used more than once, if a later use may come that nobody knows of."""
+        """A call of a module that used these parameters ends. Their gradients arrive at `nodes`. Holds the parameters
+        that it used more than once, unless it is known by now whether graphs use them again."""
         unknown = {
             node: away
             for away, node in zip(used, nodes, strict=True)
@@ -654,8 +654,8 @@ class GraphUses:
 
 
 def _edges_to(nodes: Collection[object], output: object, began_at: int) -> Counter[object]:
-    """How many edges of the graph of `output` lead to each of the nodes. Only what was made of the graph since
-    `began_at` is looked at."""
+    """How many edges of the graph of `output` lead to each of the nodes. Looks only at nodes that were made since
+    `began_at`."""
     found: Counter[object] = Counter()
     waiting = [one.grad_fn for one in tree_leaves(output) if isinstance(one, torch.Tensor) and one.grad_fn is not None]
     seen = set(waiting)
