@@ -1,7 +1,8 @@
 """A tensor over pinned host memory: where a tensor of an optimizer's state is between two steps.
 
-It is an ordinary tensor on the CPU, so whoever reads, saves or copies it needs to know nothing of vdnn. It holds its
-memory, for as long as any view of it lives. It is the only copy of these bytes on the host.
+It is an ordinary tensor on the CPU, so whoever reads, saves or copies it needs to know nothing of vdnn. `.cpu()` copies
+it, as it copies the tensor of the device that it stands for (copies_to_cpu.py). It holds its memory, for as long as any
+view of it lives. It is the only copy of these bytes on the host.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vdnn import _C
 from vdnn.runtime.storage.source import HELD_ONCE
 from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.copies_to_cpu import stands_for_device
 from vdnn.runtime.torch_internals.memory_holders import HolderCounts, value_is_held
 from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode
 
@@ -72,6 +74,8 @@ def host_tensor_for(tensor: torch.Tensor, transport: Transport) -> HostTensor:
         else:
             memory = (ctypes.c_char * nbytes).from_address(block.address)
             memory.block = block  # type: ignore[attr-defined]  # torch holds `memory`, which holds the lease
+            if transport.torch_device.type != "cpu":
+                stands_for_device(block.address, memory)
             # A dtype of one byte: some dtypes of states, such as those of 8-bit optimizers, are not read from buffers.
             whole = torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype)
             made = whole.as_strided(tensor.size(), tensor.stride())
