@@ -158,7 +158,7 @@ def ways_of(model: Model, plans: dict[float, Plan], device: Callable[[], _C.Devi
             steps = [_in_session(one, session).step for one in shapes]
             ways[way] = Way(workload, _in_turn(steps), learns, session=session)
     for policy in ONLINE:
-        ways[policy] = _in_session(workload, _open(device(), policy))
+        ways[policy] = _in_session(workload, _open(device(), policy), learns=8)
     return ways
 
 

@@ -60,7 +60,7 @@ bool may_move(const Mover* mover, PyObject* tensor, PyObject* address, bool is_l
     return static_cast<bool>(base);
   }
   const Reference node = Reference::stolen(get(parts[kNode], base.get()));
-  return node && node.get() != Py_None;
+  return node && (node.get() != Py_None || is_false(Reference::stolen(get(parts[kRequiresGrad], base.get()))));
 }
 
 // True if the rest of its save key, which the gate has not compared, is as in the script.
@@ -201,10 +201,11 @@ Reference on_device(const LightStorage* storage) {
   return stored.get() == Py_None ? Reference() : std::move(stored);
 }
 
-// The tensor of a use of such bytes. Null, perhaps with a Python error set, if Python has to handle the use.
+// The tensor of a use of such bytes, whose copy may wait for its operation. Null, perhaps with a Python error set, if
+// Python has to handle the use.
 Reference in_place(const LightStorage* storage, const LightSave* save, const Reference& stored) {
   const Mover* mover = storage->mover;
-  if (storage->copy == nullptr || !only_reads(mover) || !is_not_recorded(mover) || !may_move_here(mover) ||
+  if (!only_reads(mover) || !is_not_recorded(mover) || !may_move_here(mover) ||
       version_of(mover, storage->witness.get()) != storage->version) {
     return {};
   }

@@ -14,10 +14,14 @@ bool sequence_number(const Mover* mover, std::int64_t& number) {
   return as_number(Reference::stolen(PyObject_CallNoArgs(mover->parts[kSequenceNr])), number);
 }
 
+auto first_complete(std::vector<std::pair<LightStorage*, std::int64_t>>& waiting, std::int64_t now) {
+  return std::find_if(waiting.begin(), waiting.end(), [&](const auto& one) { return one.second != now; });
+}
+
 // A waiting storage whose operation is over, which waits no more; or null.
 LightStorage* take_complete(MoverState* state, std::int64_t now) {
   auto& waiting = state->waiting;
-  const auto found = std::find_if(waiting.begin(), waiting.end(), [&](const auto& one) { return one.second != now; });
+  const auto found = first_complete(waiting, now);
   if (found == waiting.end()) {
     return nullptr;
   }
@@ -52,9 +56,15 @@ bool submit_complete(const Gate* gate) {
   if (!has_waiting(mover) || PyThread_get_thread_ident() != gate->save_thread) {
     return true;
   }
-  const Locked locked(mover);
   std::int64_t now = 0;
-  if (!locked || !sequence_number(mover, now)) {
+  if (!sequence_number(mover, now)) {
+    return false;
+  }
+  if (first_complete(mover->state->waiting, now) == mover->state->waiting.end()) {
+    return true;  // as in a backward, which has no new numbers
+  }
+  const Locked locked(mover);
+  if (!locked) {
     return false;
   }
   while (LightStorage* storage = take_complete(mover->state, now)) {

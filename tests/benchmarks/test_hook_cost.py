@@ -60,8 +60,9 @@ def test_hooks_that_do_nothing_are_two_calls(calls: dict[str, float]) -> None:
     assert calls[NO_OP] - calls[PLAIN] == pytest.approx(2, abs=0.01)
 
 
+# In the first step, which is observed. Those that repeat it run no Python: tests/runtime/steps/test_repeated_steps.py.
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "at_most"), [(KEPT, 10), (STILL_ON_DEVICE, 90), (OFFLOADED, 110)])
+@pytest.mark.parametrize(("way", "at_most"), [(KEPT, 10), (STILL_ON_DEVICE, 160), (OFFLOADED, 190)])
 def test_a_save_and_its_use_take_a_bounded_number_of_calls(calls: dict[str, float], way: str, at_most: int) -> None:
     assert calls[way] - calls[PLAIN] <= at_most
 

@@ -11,7 +11,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from random import Random
 from types import FrameType
 from typing import Any
@@ -59,7 +59,8 @@ def containers(root: Any) -> dict[str, int]:
                 continue
             if name in ("lookahead", "_by_source"):  # these forget released entries now and then, not at once
                 continue
-            if isinstance(value, dict | list | set) or type(value).__name__.startswith("Weak"):
+            is_weak = type(value).__name__.startswith("Weak") and isinstance(value, Sized)
+            if isinstance(value, dict | list | set) or is_weak:
                 found[f"{path}.{name}"] = len(value)
             elif type(value).__module__.startswith("vdnn."):
                 seen.add(id(value))

@@ -156,10 +156,11 @@ def test_a_new_tensor_at_a_reused_address_is_offloaded(open_session: OpenSession
     weight = torch.ones(32, 32, requires_grad=True)
     with session:
         for step in range(20):
-            loss = (filled(step) * weight).sum()
             before = session.counters.storages
+            loss = (filled(step) * weight).sum()
             filled(7).mul(weight).sum()  # in the block of the first if that is released already
             loss.backward()
+            session.step()
             assert session.counters.storages == before + 1
             assert weight.grad is not None
             assert torch.equal(weight.grad, torch.full((32, 32), float(step)))

@@ -42,6 +42,13 @@ class OnlinePolicy(ABC):
         offloaded."""
         return False
 
+    @property
+    def is_repeatable(self) -> bool:
+        """True: two saves with the same facts are always decided alike, and smaller storages of the same operation as
+        larger ones. A step that saves and uses what an earlier one did, in the same sizes or smaller ones, then follows
+        what was decided in that one, and offloads() is not called again."""
+        return False
+
     @abstractmethod
     def offloads(self, save: SaveFacts) -> bool:
         """True to offload the storage. Called at every eligible save of a storage until one call returns True."""

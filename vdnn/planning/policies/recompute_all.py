@@ -24,5 +24,9 @@ class RecomputeAll(OnlinePolicy):
     def recomputes(self) -> bool:
         return True
 
+    @property
+    def is_repeatable(self) -> bool:
+        return True
+
     def offloads(self, save: SaveFacts) -> bool:
         return True

@@ -19,6 +19,10 @@ class VdnnAll(OnlinePolicy):
     def offloads_everything(self) -> bool:
         return True
 
+    @property
+    def is_repeatable(self) -> bool:
+        return True
+
     def offloads(self, save: SaveFacts) -> bool:
         return True
 

@@ -23,6 +23,10 @@ class VdnnConv(OnlinePolicy):
     def name(self) -> str:
         return "vdnn-conv"
 
+    @property
+    def is_repeatable(self) -> bool:
+        return True
+
     def offloads(self, save: SaveFacts) -> bool:
         return save.is_conv
 

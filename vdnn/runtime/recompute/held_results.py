@@ -1,6 +1,6 @@
 """The results of the last trials without a plan, which later trials read instead of recomputing them.
 
-[Note: Held results] A policy that discards without a plan tries each recipe in each step, and most recipes read what
+[Note: Held results] A policy that discards without a plan tries each recipe at each save, and most recipes read what
 was discarded a few saves before. To recompute that for each trial, with all that it needs in turn, made nine of ten
 recomputes of a GPT-2 step. So the results of the last few exact trials are held. A recompute would give the same, and
 no program can reach their memory. A trial borrows one for as long as it runs. The first use of a save releases all of

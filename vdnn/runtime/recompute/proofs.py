@@ -7,8 +7,8 @@ moment. So if a program writes to an operand in between in every step, in whatev
 whose result differs is not used for that save key again, and this is reported once.
 
 A recipe's signature holds its operations, scalars, shapes, strides, dtypes and settings. Writes that autograd does not
-record leave no trace in the graph. In sessions that do not follow steps there are no save keys, and every value is
-compared. Tensors without data cannot be compared: their recipes are trusted, and a trial only measures the cost.
+record leave no trace in the graph. A policy that discards without a plan compares every value, until its steps repeat
+an earlier one. Tensors without data cannot be compared: their recipes are trusted, and a trial only measures the cost.
 Rechecks (rechecks.py) find what changes in some steps only. If the user gives a tolerance, recipes whose result is
 within it are used too.
 
@@ -195,12 +195,13 @@ class Proofs:
         has_room: HasRoom = always,
         *,
         measures: bool,
+        again: bool = False,
     ) -> Outcome:
         """Try the recipe while the original is on the device, once for each save key. Without room for that it waits
         for its use, if its cost is known. With `measures` its cost is known afterwards, if it succeeds: a recording
-        needs it, and a step that follows a plan does not."""
+        needs it, and a step that follows a plan does not. `again`: also if it was exact before."""
         known = self.without_trial(recipe, trial_key, measures=measures)
-        if known is not None:
+        if known is not None and not (again and known is Outcome.EXACT):
             return known
         cost = self._costs.get(recipe.signature)
         is_enough = not measures or cost is not None

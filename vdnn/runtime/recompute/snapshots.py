@@ -8,15 +8,13 @@ not managed are copied when the first recipe of a step needs them, and recipes r
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
-from vdnn._C import KeptSave, LightSave
-from vdnn.runtime.recompute.given import Constant, Given, tensor_read
+from vdnn.runtime.recompute.given import Constant, Given, Leaf
 from vdnn.runtime.recompute.recipe import Recipe
-from vdnn.runtime.storage.packed_view import PackedView
+from vdnn.runtime.storage.kept import KeptTensor
 
 
 class _Snapshot(NamedTuple):
@@ -33,24 +31,31 @@ class Snapshots:
 
     def of(self, recipe: Recipe) -> Recipe:
         """The recipe, with copies in place of operands that are not managed."""
-        return replace(recipe, given=tuple(self._copied(given) for given in recipe.given), fetch=None)
+        copied: list[Given] | None = None
+        for index, given in enumerate(recipe.given):
+            if isinstance(given, tuple) and not isinstance(given, Constant):
+                if copied is None:
+                    copied = list(recipe.given)
+                copied[index] = self._copied(given)
+        if copied is None:
+            return recipe
+        nodes = recipe.sensitive_nodes, recipe.rounding_nodes
+        return Recipe(recipe.template, recipe.operands, tuple(copied), *nodes, recipe.light_operands)
 
-    def _copied(self, given: Given) -> Given:
-        if isinstance(given, (PackedView, Constant, KeptSave, LightSave)):
-            return given
-        tensor, version = tensor_read(given)
+    def _copied(self, given: KeptTensor | Leaf) -> Given:
+        tensor, version = given[0], given[1]
         if tensor._version != version:
             return given  # the recompute raises OperandModifiedError
-        known = self._known.get(id(tensor))
-        copy = None
+        key = id(tensor)
+        known = self._known.get(key)
         if known is not None and known.original() is tensor and known.version == version:
-            copy = known.copy()
-        if copy is None:
-            with torch.no_grad():
-                copy = tensor.clone()
-            if copy.stride() != tensor.stride():
-                return given  # overlapping or sparse strides, which a clone does not keep
-            key = id(tensor)
-            ends = weakref.ref(copy, lambda _: self._known.pop(key, None))
-            self._known[key] = _Snapshot(weakref.ref(tensor), version, ends)
-        return copy, copy._version
+            shared = known.copy()
+            if shared is not None:
+                return shared, 0
+        copy = tensor.detach().clone()
+        if copy.stride() != tensor.stride():
+            return given  # overlapping or sparse strides, which a clone does not keep
+        # No reference to the original outlives its copy: torch swaps no tensor that has one.
+        ends = weakref.ref(copy, lambda _: self._known.pop(key, None))
+        self._known[key] = _Snapshot(weakref.ref(tensor), version, ends)
+        return copy, 0

@@ -98,7 +98,7 @@ class Engine:
         self._checked_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         saves_of_steps: list[weakref.ref[Saves]] = []  # the steps evict by the saves, which need the steps
         self.steps: Steps = (
-            UnwatchedSteps(_weakly(self.compare_hashes), recomputes=self.policy.recomputes)
+            UnwatchedSteps(_weakly(self.compare_hashes))
             if options.steps is None
             else StepWatch(
                 options.steps,

@@ -81,8 +81,8 @@ def offload(
     memory (``device="sim"``), nothing can be planned, and ``"auto"`` moves everything.
 
     Args:
-        policy: The name of a policy (docs/policies.md), or a policy of your own. ``"keep"``, ``"vdnn-all"`` and
-            ``"vdnn-conv"`` without a budget decide at every save and plan nothing.
+        policy: The name of a policy (docs/policies.md), or a policy of your own. ``"keep"``, ``"vdnn-all"``,
+            ``"vdnn-conv"`` and ``"recompute-all"`` without a budget decide at the saves and plan nothing.
         budget: Device memory that a step may take: ``"12GiB"``, a share of the device (``"80%"``), a number of bytes,
             or ``"min"`` for the least that any plan reaches. Default: the memory that the device has.
         plan: A plan to follow, such as ``Plan.load("plan.json")``. It replaces ``policy`` and ``budget``. The plan of a
@@ -188,6 +188,8 @@ def offload(
             "tolerance: this session recomputes nothing. Give a budget, a plan, measure=True, or the policy "
             "'recompute-all'."
         )
+    if steps is None and online.may_offload and (online.is_repeatable or online.recomputes):
+        steps = StepOptions(recomputes=online.recomputes, online=online)
     budget_bytes = None if wanted is None else wanted.fixed_bytes(_device_bytes(device))
     options = TransportOptions(
         host_bytes,

@@ -215,7 +215,7 @@ class Saves:
             if planned in (_RECOMPUTE, _COMPRESS):
                 self._discard(packed, tensor, node)
             elif planned is _KEEP:
-                self.counters.keep(Kept.PLAN, managed.nbytes)
+                self.counters.keep(Kept.PLAN if self.watch is None else self.watch.kept_for(managed), managed.nbytes)
         if self.recipes is not None and part is tensor:
             self.recipes.saved(packed, tensor, node, is_new=is_new)
         if self.after_save is not None:
@@ -232,7 +232,7 @@ class Saves:
 
     def _follow_policy(self, managed: ManagedStorage, storage: _Storage, node: _Node | None, *, is_new: bool) -> None:
         """Applies the policy's decision. If it offloads one save of a storage, no later save of it can keep it."""
-        if managed.action is _OFFLOAD:
+        if managed.action is _OFFLOAD or managed.discarded is not None:
             return
         reason = self.exemptions.without_plan(storage, node)
         if reason is None and self.watch is not None and self.watch.guards(managed):
@@ -241,6 +241,8 @@ class Saves:
         managed.action = _OFFLOAD if reason is None else _KEEP
         if reason is not None:
             self.counters.keep(reason, managed.nbytes)
+        if self.watch is not None:
+            self.watch.decided(managed, managed.action, reason)
         if is_new or reason is None:
             self.deferred.when_complete(managed, node)
 

@@ -304,7 +304,8 @@ class Session(contextlib.ContextDecorator):
     @property
     def num_steps(self) -> int:
         """The number of completed steps, with those of earlier sessions whose plans this one shares. In a session
-        without a plan and without a measurement, a step ends at session.step() or an optimizer's step only."""
+        with the policy "keep" or one of your own, and without a plan and a measurement, a step ends at session.step()
+        or an optimizer's step only."""
         return self._engine.steps.steps
 
     @property
@@ -316,7 +317,7 @@ class Session(contextlib.ContextDecorator):
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that the session follows, or None."""
+        """The plan that the session follows. None if it makes none, also where steps repeat an earlier one."""
         return self._engine.steps.plan
 
     @property

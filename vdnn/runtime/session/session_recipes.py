@@ -1,6 +1,10 @@
 """The recipes of one session: found at saves, tried, reported to the recorder, and followed when a plan recomputes.
 
 proofs.py tries recipes, rechecks.py compares what they recompute in later steps, and readers.py knows their operands.
+
+[Note: Discards without a plan] A policy that discards has no recorded step in which all recipes were tried at their
+uses. So its recipes read copies of the leaves (snapshots.py), and each of them is tried at each save. A step that
+repeats another one follows those that were exact there, as any plan does, and tries nothing.
 """
 
 from __future__ import annotations
@@ -112,7 +116,9 @@ class SessionRecipes:
         self._codecs = steps.codecs
         self.our_unpack = our_unpack
         self._steps = steps
-        self._held = None if steps.is_watching else HeldResults()
+        # Discards that no recorded step has tried at their uses.
+        self._discards_online = steps.discards_online
+        self._held = HeldResults() if steps.discards_online else None
         self._proofs = Proofs(tolerance, self._held)
         self._rechecks = rechecks
         self.readers = readers
@@ -175,8 +181,6 @@ class SessionRecipes:
 
     def saved(self, packed: PackedView, tensor: torch.Tensor, node: Any, *, is_new: bool) -> None:
         """Called for every managed save. In a step that is recorded, searches for a way to recompute it."""
-        if not self._steps.is_watching:
-            self.encode_complete()
         if node is not None:
             self._find_owners(node)
             note_saved(node, tensor.output_nr, packed)
@@ -267,20 +271,20 @@ class SessionRecipes:
             if self._rechecks.are_due(transport, signature, save_key, trial_key.shapeless):
                 return None
             proven[event] = signature, self._proofs.refuted
-        return recipe
+        return self._snapshots.of(recipe) if self._discards_online else recipe
 
     def _search(self, packed: PackedView, tensor: torch.Tensor, node: Any, *, discards: bool) -> bool:
         managed = packed.managed
         source = managed.source.storage
         if source is None or source.nbytes() != managed.nbytes:
             return False  # only a part of the storage is managed
-        save_key = self._steps.save_key
+        is_watched = managed.transport is self._steps.transport  # the steps have the saves of one device only
+        save_key, form = (self._steps.save_key, self._steps.save_form) if is_watched else (None, None)
         recipe = None if node is None else self._find(tensor, node)
         is_cheap = recipe is not None and recipe.is_cheap
         codec = None if is_cheap else self._codec_for(managed, tensor)
         # A user who names a lossy codec prefers it to repeating an expensive operation.
         repeated = recipe if codec is None else None
-        form = self._steps.save_form
         if repeated is not None and self._accept(managed, repeated, save_key, form, discards=discards):
             return True
         codec = self._codec_for(managed, tensor) if is_cheap else codec
@@ -325,12 +329,15 @@ class SessionRecipes:
         operands = [operand.managed for operand in recipe.operands]
         if managed in operands or (self._are_inexact and any(one in self._inexact for one in operands)):
             return False
-        if discards and not self._steps.is_watching:
-            recipe = self._snapshots.of(recipe)
+        trial_key = self._trial_key_of(managed.transport, recipe, save_key, form)
+        found, tries_again = recipe, False
+        if discards and self._discards_online:  # see [Note: Discards without a plan]
+            recipe, tries_again = self._snapshots.of(recipe), not self._steps.is_repeating
         # A storage that the plan recomputes takes more memory if it is kept than its trial does.
         has_room = self._making_room(managed, recipe) if discards else self._has_room(managed)
-        trial_key = self._trial_key_of(managed.transport, recipe, save_key, form)
-        outcome = self._proofs.at_save(managed, recipe, trial_key, self._gauges, has_room, measures=not discards)
+        outcome = self._proofs.at_save(
+            managed, recipe, trial_key, self._gauges, has_room, measures=not discards, again=tries_again
+        )
         waits_for_use = outcome is Outcome.WAITS and not discards
         is_checked = outcome is Outcome.WAITS and discards  # see [Note: Trials under stored plans] in proofs.py
         if is_checked:
@@ -350,7 +357,7 @@ class SessionRecipes:
                 self._proofs.is_checked_at_use(trial_key)
             self.readers.add(managed)
             if self._running.notes_all():
-                self._need_facts_of(recipe)
+                self._need_facts_of(found)
             return True
         cost = self._proofs.cost(recipe.name, recipe.signature)
         self._steps.can_be_recomputed(managed, recipe.name, recipe.read_saves, cost)
@@ -399,7 +406,11 @@ class SessionRecipes:
             check = self._rechecks.check(managed, recipe.name, recipe.signature, save_key, shapeless)
         if is_checked and check is None and managed.transport.integrity is None:
             return False
-        return managed.discard(recipe, is_exact=is_exact, check=check)
+        if not managed.discard(recipe, is_exact=is_exact, check=check):
+            return False
+        if self._discards_online:
+            self._steps.decided(managed, Action.RECOMPUTE)
+        return True
 
     # At the uses.
 

@@ -34,7 +34,6 @@ from vdnn.runtime.session.unplanned_hooks import UnplannedHooks
 from vdnn.runtime.steps.settling import SettledStep
 from vdnn.runtime.steps.step_script import NO_LIFETIME, EventKind, ScriptEvent
 from vdnn.runtime.steps.steps import StepWatch
-from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.kept import unpack_kept
 from vdnn.runtime.storage.packed_view import PackedView, full_view
 from vdnn.runtime.storage.transport import Transport
@@ -182,7 +181,7 @@ class SettledHooks:
             managed.action = action
             saves.deferred.when_complete(managed, node)
             if action is _KEEP:
-                saves.counters.keep(Kept.PLAN, managed.nbytes)
+                saves.counters.keep(followed.executor.kept_for(event.planned), managed.nbytes)
         if saves.recipes is not None and followed.executor.recomputes:
             saves.recipes.saved(packed, tensor, node, is_new=is_new)
         self._act(followed, index)

@@ -3,6 +3,7 @@
 The executor finds a save in the plan by its form, so a save more or less does not shift the later ones, and a plan
 serves steps of smaller shapes: at each point they take no more. Saves that are a little larger than planned are treated
 as planned; a guard makes up for the difference. From the first one that is far larger on, no save follows the plan.
+A plan that repeats an earlier step is followed up to the first point that differs.
 Saves that are not in the plan are left to the online policy. A point that the step skipped (a branch that did not run)
 counts as reached as soon as a later point is reached.
 """
@@ -12,10 +13,11 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
+from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.step.forms import Form, Forms, without_numbers
 from vdnn.step.plan import Action, Plan
@@ -69,14 +71,26 @@ class _PlannedSave(NamedTuple):
     lifetime: int
     key: SaveKey
     form: Form
+    is_first: bool  # of its lifetime
 
 
 class Executor:
     """Follows one plan, step after step. `is_given`: the plan is the user's, who is warned of a step that differs. A
-    plan that vdnn made leaves a line in the log."""
+    plan that vdnn made leaves a line in the log. `repeats`: the plan is an earlier step, see repeated_steps.py, and
+    `kept` has the reasons for which it kept lifetimes."""
 
-    def __init__(self, plan: Plan, occupancy: Occupancy | None = None, *, is_given: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        occupancy: Occupancy | None = None,
+        *,
+        is_given: bool = False,
+        repeats: bool = False,
+        kept: Mapping[int, Kept] | None = None,
+    ) -> None:
         self.plan = plan
+        self.repeats = repeats
+        self._kept = kept or {}
         self.recomputes = any(one.is_recomputed for one in plan.lifetimes)
         self.keeps_everything = all(one.action is Action.KEEP for one in plan.lifetimes)
         self._occupancy = occupancy
@@ -88,10 +102,16 @@ class Executor:
         self.first_difference: str | None = None
         self._has_warned = False
         self.has_grown = False  # a save of this step is larger than planned
-        self.is_outgrown = False  # a save of this step is far larger
-        forms = Forms()
+        self.is_outgrown = False  # a save of this step is far larger, or the step does not repeat
+        forms, first_saves = Forms(), dict[int, int]()
         self.saves = [
-            _PlannedSave(index, point.lifetime, point.key, forms.of(point.key))
+            _PlannedSave(
+                index,
+                point.lifetime,
+                point.key,
+                forms.of(point.key),
+                first_saves.setdefault(point.lifetime, index) == index,
+            )
             for index, point in enumerate(plan.points)
             if point.kind is PointKind.SAVE and point.lifetime is not None and point.key is not None
         ]
@@ -108,7 +128,7 @@ class Executor:
                 for lifetime, planned in enumerate(plan.lifetimes)
                 for absence in planned.absences
                 for move, point in ((MoveKind.RELEASE, absence.release_point), (MoveKind.RELOAD, absence.reload_point))
-                if point is not None
+                if point is not None and not (repeats and move is MoveKind.RELEASE)
             ),
             # At one point: releases first, because they make room, then reloads, in the order of their uses.
             key=lambda one: (one[0], one[3] is MoveKind.RELOAD, self._next_use(one[2], one[0]), one[2]),
@@ -137,6 +157,8 @@ class Executor:
 
     def saved(self, managed: ManagedStorage, key: SaveKey, form: Form, is_new: bool) -> int | None:
         """The planned lifetime that this save begins; None if it begins none or is not in the plan."""
+        if self.repeats:
+            return self._repeated_save(managed, form, is_new)
         index = self._find(form)
         if index is None:
             self._differs(f"found a save that is not in the plan: {key}", self._next_save)
@@ -158,6 +180,35 @@ class Executor:
             return None
         self._managed[lifetime] = weakref.ref(managed)
         return lifetime
+
+    def _repeated_save(self, managed: ManagedStorage, form: Form, is_new: bool) -> int | None:
+        planned = self.saves[self._next_save] if self._next_save < len(self.saves) else None
+        watched = managed.watched
+        if (
+            planned is None
+            or planned.form != form
+            or planned.point != self._reached + 1
+            or planned.is_first is not is_new
+            or self.plan.lifetimes[planned.lifetime].nbytes < managed.nbytes
+            or not (is_new or (watched is not None and watched.planned == planned.lifetime))
+        ):
+            self._no_longer_repeats()
+            return None
+        self._next_save += 1
+        self._reached = planned.point
+        if not is_new:
+            return None
+        self._managed[planned.lifetime] = managed.reference
+        return planned.lifetime
+
+    def _no_longer_repeats(self) -> None:
+        """Something in this step is not as in the one that the plan repeats."""
+        self.differences += 1
+        self.is_outgrown = True
+
+    def kept_for(self, lifetime: int) -> Kept:
+        """The reason for which the plan keeps a lifetime."""
+        return self._kept.get(lifetime, Kept.POLICY if self.repeats else Kept.PLAN)
 
     def _find(self, form: Form) -> int | None:
         end = min(self._next_save + _REACH, len(self.saves))
@@ -190,13 +241,21 @@ class Executor:
         return alike
 
     def not_recomputed(self, managed: ManagedStorage) -> None:
+        if self.repeats:
+            self._no_longer_repeats()
+            return
         self._differs(f"{managed.nbytes} bytes that the plan recomputes cannot be recomputed here", self._next_save - 1)
 
     def used(self, lifetime: int) -> None:
         points = self._use_points[lifetime]
         use = self._uses[lifetime]
         self._uses[lifetime] += 1
-        if points:
+        if self.repeats:
+            if use < len(points) and points[use] == self._reached + 1:
+                self._reached += 1
+            else:
+                self._no_longer_repeats()
+        elif points:
             self._reached = max(self._reached, points[min(use, len(points) - 1)])
 
     @property

@@ -191,6 +191,8 @@ class Lesson:
         event = event._replace(storage_bytes=managed.nbytes, key=key, form=form, moves=self._new_moves())
         if kind is EventKind.PLANNED:
             event = event._replace(moving=self._moving(event, tensor, managed))
+        else:
+            event = event._replace(reason=self.executor.kept_for(planned))
         if event.moving is None:
             self._not_light.add(number)
         return event._replace(encoded=encoded)
@@ -202,7 +204,8 @@ class Lesson:
         is_discarded = node is not None and _is_recomputed(managed)
         if key is None or not is_plain or not (managed.action is Action.OFFLOAD or is_discarded):
             return None
-        if node is None and (tensor.requires_grad or tensor._base is not None):
+        base = tensor._base
+        if node is None and (tensor.requires_grad or (base is not None and base.requires_grad)):
             return None
         whole = tensor.untyped_storage().nbytes()
         if facts.begin or facts.nbytes != whole or tensor.dtype is not facts.geometry[0] or whole % tensor.itemsize:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from vdnn.errors import BudgetError, VdnnError
 from vdnn.planning.least_memory import require_feasible_budget
+from vdnn.planning.policies import OnlinePolicy
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.steps.earlier_graphs import naming_earlier_graphs
 from vdnn.runtime.steps.executor import Executor
@@ -31,6 +32,7 @@ from vdnn.runtime.steps.measurement import MeasuredStep, Over
 from vdnn.runtime.steps.plan_store import PlanFolder, PlanStore
 from vdnn.runtime.steps.plan_table import PlanOrigin, PlanTable, SizedPlan, StepTally, is_mistaken, needs_plan
 from vdnn.runtime.steps.planner import BudgetPlanner, PlanMaker
+from vdnn.runtime.steps.repeated_steps import ObservedStep, RepeatedSteps
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.steps.size_model import RecordedSizes
 from vdnn.runtime.steps.watched_step import WatchedStep
@@ -83,9 +85,11 @@ class PlanBook:
         planner: BudgetPlanner | None,
         folder: PlanFolder | None = None,
         refused: Refused = is_refused,
+        online: OnlinePolicy | None = None,
     ) -> None:
-        """`refused` is called before a step is refused, see StepWatch."""
+        """`refused` is called before a step is refused, see StepWatch. `online` decides in steps that nothing plans."""
         self._refused = refused
+        self._repeats = online.name if online is not None and online.is_repeatable else None
         self._given = None if plan is None else Executor(plan, is_given=True)
         self._planner = planner
         self._alike = AlikeKinds()
@@ -111,6 +115,7 @@ class PlanBook:
         self._order: deque[tuple[Begin, Kind]] = deque(maxlen=_REMEMBERED)
         self._maker = None if self._planner is None else PlanMaker(self._planner, self.tally)
         self._unplannable = Unplannable()
+        self._repeated = None if self._repeats is None else RepeatedSteps(self._repeats)
 
     @property
     def is_planning(self) -> bool:
@@ -267,6 +272,10 @@ class PlanBook:
         if self._store is not None:
             self._store.forget()
 
+    def repeated(self, keys: SaveKeys) -> tuple[Executor | None, ObservedStep | None]:
+        """What repeats or observes the step of which `keys` has the first save, if its policy is repeatable."""
+        return (None, None) if self._repeated is None else self._repeated.choose(keys)
+
     def choose(
         self, keys: SaveKeys, allocated_bytes: int, free_state: Callable[[], int] = lambda: 0
     ) -> Executor | None:
@@ -361,8 +370,11 @@ class PlanBook:
         if len(alike) == 1:  # else the kind of the step is not known yet
             require_foreseen_fit(self._planner, alike[0], keys.first, resident_bytes, earlier_bytes)
 
-    def ended(self, keys: SaveKeys) -> None:
+    def ended(self, step: WatchedStep) -> None:
         """Notes the kind of a finished step."""
+        keys = step.keys
+        if self._repeated is not None:
+            self._repeated.ended(keys, step.executor, step.observed)
         if self._planner is not None and keys.begin is not None:
             self._kinds.ended(keys.begin, keys.kind)
             self._order.append((keys.begin, keys.kind))

@@ -277,8 +277,8 @@ def _counted(
             saved[event.nbytes] += 1
         if event.kind is EventKind.EXEMPT and event.reason is not None:
             kept[event.reason, event.nbytes] += 1
-        elif event.kind is EventKind.KEPT and event.is_new:
-            kept[Kept.PLAN, event.storage_bytes] += 1
+        elif event.kind is EventKind.KEPT and event.is_new and event.reason is not None:
+            kept[event.reason, event.storage_bytes] += 1
     return counted, saved, kept
 
 

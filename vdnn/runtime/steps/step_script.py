@@ -63,7 +63,7 @@ class ScriptEvent(NamedTuple):
     key: SaveKey | None = None
     form: Form | None = None  # of a save that has a key
     moving: Moving | None = None  # of a save that the gate moves
-    reason: Kept | None = None  # of an exempt save
+    reason: Kept | None = None  # for which it stays
     encoded: tuple[EncodedSave, ...] = ()  # just before this event
     is_read: bool = False  # Python notes this save: a recipe reads it, or needs the settings of its node
 
@@ -209,7 +209,7 @@ def count_events(events: Sequence[ScriptEvent], counters: Counters) -> None:
         counters.saved_bytes += event.nbytes
         if event.kind is EventKind.EXEMPT and event.reason is not None:
             counters.keep(event.reason, event.nbytes)
-        elif event.kind is EventKind.KEPT and event.is_new:
-            counters.keep(Kept.PLAN, event.storage_bytes)
+        elif event.kind is EventKind.KEPT and event.is_new and event.reason is not None:
+            counters.keep(event.reason, event.storage_bytes)
         elif event.kind is EventKind.KEPT:
             counters.shared_saves += 1

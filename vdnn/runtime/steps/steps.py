@@ -23,6 +23,7 @@ from torch.autograd.graph import Node
 
 from vdnn._C import KeptSave
 from vdnn.errors import VdnnError
+from vdnn.planning.policies import OnlinePolicy
 from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute.codecs import LOSSLESS
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
@@ -38,7 +39,7 @@ from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.settling import Settling
 from vdnn.runtime.steps.watched_step import ObservedHook, WatchedStep
-from vdnn.runtime.storage.counters import Counters
+from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
 from vdnn.runtime.storage.transport import Transport
@@ -64,6 +65,7 @@ class StepOptions:
     recomputes: bool = True
     codecs: tuple[str, ...] = LOSSLESS
     folder: PlanFolder | None = None
+    online: OnlinePolicy | None = None  # decides in steps that nothing plans, and may recompute there
 
     @property
     def unmeasured_steps(self) -> int:
@@ -181,9 +183,10 @@ class StepWatch:
         self._free_state = free_state
         self._refused = refused
         self.recomputes = options.recomputes
+        self.discards_online = options.online is not None and options.online.recomputes
         self.codecs = options.codecs
         self._on_step_end = on_step_end
-        self._plans = PlanBook(options.plan, options.planner, options.folder, refused)
+        self._plans = PlanBook(options.plan, options.planner, options.folder, refused, options.online)
         self._resident_bytes = 0  # allocated when the step began
         self._modules = modules
         self.budget = BudgetLedger()
@@ -205,7 +208,7 @@ class StepWatch:
     @property
     def plan(self) -> Plan | None:
         executor = self._step.executor
-        return self._plans.latest if executor is None else executor.plan
+        return self._plans.latest if executor is None or executor.repeats else executor.plan
 
     @property
     def save_key(self) -> SaveKey | None:
@@ -390,7 +393,7 @@ class StepWatch:
         self.settling.step_ended(self._modules, at_save=self._ends_at_save)
         self._plans.tell_kind(step.keys)
         self._finish_observers(step, outliving)
-        self._plans.ended(step.keys)
+        self._plans.ended(step)
         step.close()
 
     def end_step_if_graphs_are_gone(self) -> None:
@@ -477,7 +480,9 @@ class StepWatch:
         """Ends a hook. `interruption`: the class of the exception that interrupted it."""
         try:
             step = self._step
-            if interruption is None and (step.executor is not None or step.guard is not None):
+            if interruption is not None:
+                step.observed = None  # what was noted may not be whole
+            elif step.executor is not None or step.guard is not None:
                 step.make_moves()
         finally:
             observed = self._observed
@@ -537,7 +542,7 @@ class StepWatch:
     def saved(self, managed: ManagedStorage, tensor: torch.Tensor, node: Node | None, *, is_new: bool) -> Action | None:
         """The planned action; None if no plan has this save."""
         if not self._is_in_hook:
-            return None
+            return self._online_action(is_new=is_new)
         step = self._step
         if not is_new and step.lifetime_of(managed) is None:  # a save of an earlier step: not a point of this one
             if step.recorder is not None:
@@ -551,7 +556,25 @@ class StepWatch:
             self._leave_room_now(self._expected_product(step, tensor))
         if step.executor is not None and step.executor.is_outgrown and isinstance(step.guard, PlanGuard):
             self._guard_the_rest(step)
-        return action
+        return self._online_action(is_new=is_new) if action is None else action
+
+    def _online_action(self, *, is_new: bool) -> Action | None:
+        """What the policy decides about a save that no plan has, before it is asked."""
+        return Action.RECOMPUTE if is_new and self.discards_online else None
+
+    def decided(self, managed: ManagedStorage, action: Action, reason: Kept | None = None) -> None:
+        """The policy or a recipe has decided about a save that no plan has. `reason`: why it stays."""
+        self._step.decided(managed, action, reason)
+
+    @property
+    def is_repeating(self) -> bool:
+        """True in a step that has been as an earlier one until now, and follows what was decided there."""
+        executor = self._step.executor
+        return executor is not None and executor.repeats and not executor.is_outgrown
+
+    def kept_for(self, managed: ManagedStorage) -> Kept:
+        """The reason for which the plan keeps a storage."""
+        return self._step.kept_for(managed)
 
     @property
     def has_guard_alone(self) -> bool:
@@ -725,7 +748,9 @@ class StepWatch:
                     self._require_foreseen_fit(step, movable_bytes, other_bytes)
                 elif not self._refused(error, None):
                     raise
-            executor = self._plans.choose(step.keys, now_bytes - movable_bytes - freed_bytes, free_state)
+            executor, step.observed = self._plans.repeated(step.keys)
+            if executor is None:
+                executor = self._plans.choose(step.keys, now_bytes - movable_bytes - freed_bytes, free_state)
             if executor is None and self._plans.is_planning:
                 free_state()
             step.executor = executor
@@ -734,8 +759,8 @@ class StepWatch:
             raise
         now_bytes -= freed_bytes
         if self.transport is not None:
-            # A plan itself bounds the bytes that copies in flight hold.
-            self.transport.set_windows(open_wide=executor is not None)
+            # A plan itself bounds the bytes that copies in flight hold, unless it repeats what the windows bounded.
+            self.transport.set_windows(open_wide=executor is not None and not executor.repeats)
             host_bytes = self._plans.take_host_bytes()
             if host_bytes is not None:
                 self.transport.fit_host_memory(host_bytes, is_awaited=self._plans.is_virtual)
@@ -792,12 +817,10 @@ class StepWatch:
 
 
 class UnwatchedSteps:
-    """The steps of one session. A step ends at session.step() or at an optimizer's step.
-
-    With `recomputes`, every storage that can be recomputed is; the policy decides about the others.
-    """
+    """The steps of one session. A step ends at session.step() or at an optimizer's step."""
 
     is_watching = is_planning = are_plans_settled = stores_plans = are_graphs_gone = False
+    recomputes = discards_online = is_repeating = False
     steps_over_budget = 0
     looks_for_recomputes = False
     codecs = LOSSLESS
@@ -806,10 +829,8 @@ class UnwatchedSteps:
     follows_stored_plan = False
     stored_lines: tuple[str, ...] = ()
 
-    def __init__(self, on_step_end: Callable[[], None], *, recomputes: bool) -> None:
+    def __init__(self, on_step_end: Callable[[], None]) -> None:
         self.steps = 0  # the number of finished steps
-        self.recomputes = recomputes
-        self._action = Action.RECOMPUTE if recomputes else None
         self._on_step_end = on_step_end
 
     def predicted(self) -> None:
@@ -862,8 +883,7 @@ class UnwatchedSteps:
         return _UNWATCHED
 
     def saved(self, managed: ManagedStorage, tensor: torch.Tensor, node: Node | None, *, is_new: bool) -> Action | None:
-        """The action for a storage at its first save; None if the policy decides."""
-        return self._action if is_new else None
+        """The policy decides."""
 
     def encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
         return None
@@ -892,6 +912,9 @@ class UnwatchedSteps:
 
     def cannot_be_recomputed(self, managed: ManagedStorage) -> None:
         """Does nothing: there is no recording."""
+
+    def decided(self, managed: ManagedStorage, action: Action, reason: Kept | None = None) -> None:
+        """Does nothing: no step is repeated."""
 
 
 Steps = StepWatch | UnwatchedSteps

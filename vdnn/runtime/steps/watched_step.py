@@ -22,6 +22,7 @@ from vdnn.runtime.steps.executor import EncodedSave, Executor
 from vdnn.runtime.steps.guard import Guard
 from vdnn.runtime.steps.measurement import Meter
 from vdnn.runtime.steps.recorder import Recorder
+from vdnn.runtime.steps.repeated_steps import ObservedStep
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage
@@ -133,6 +134,7 @@ class WatchedStep:
         self.operand: tuple[int, torch.Size] | None = None
         self.meter: Meter | None = None
         self.recorder: Recorder | None = None
+        self.observed: ObservedStep | None = None  # of a step that later ones may repeat
         self._ends_to: Recorder | None = None  # the recorder, also after the step
         self._ends = ends
         self._alive: Alive = {}
@@ -144,6 +146,7 @@ class WatchedStep:
         if self.recorder is not None:
             self.recorder.abandon()
             self.recorder = self._ends_to = None
+        self.observed = None
 
     def measure_only_checks(self, executor: Executor) -> None:
         """Removes the meter, unless the step is recorded or is one of the first that follow its plan."""
@@ -175,7 +178,7 @@ class WatchedStep:
 
     def close(self) -> None:
         """The step is over."""
-        self.recorder = self.meter = self.executor = self.guard = None
+        self.recorder = self.meter = self.executor = self.guard = self.observed = None
 
     def lifetime_of(self, managed: ManagedStorage) -> WatchedLifetime | None:
         """The lifetime of a storage that this step saved; None for that of another step."""
@@ -236,6 +239,8 @@ class WatchedStep:
             raise RuntimeError(f"expected a storage of a lifetime of this step, got one of none at {key}")
         if self.recorder is not None:
             self.recorder.saved(managed, watched.number, key, is_new=is_new)
+        if self.observed is not None:
+            watched.planned = self._observe_save(self.observed, managed, key, watched.planned)
         executor = None if self.executor is None or self.executor.is_outgrown else self.executor
         if executor is not None:
             planned = executor.saved(managed, key, self.keys.form, is_new)
@@ -249,6 +254,24 @@ class WatchedStep:
                 self.guard.saved_unknown(managed.nbytes, self.keys.form)
             self._guard(self.guard, watched.number, managed, action)
         return action
+
+    @staticmethod
+    def _observe_save(observed: ObservedStep, managed: ManagedStorage, key: SaveKey, lifetime: int | None) -> int:
+        lifetime = observed.begins(managed.nbytes) if lifetime is None else lifetime
+        observed.saved(lifetime, key)
+        return lifetime
+
+    def decided(self, managed: ManagedStorage, action: Action, reason: Kept | None = None) -> None:
+        """The policy has decided about a storage. `reason`: why it stays."""
+        watched = None if self.observed is None else self.lifetime_of(managed)
+        if self.observed is not None and watched is not None and watched.planned is not None:
+            self.observed.decided(watched.planned, action, reason)
+
+    def kept_for(self, managed: ManagedStorage) -> Kept:
+        """The reason for which the plan keeps a storage."""
+        watched = self.lifetime_of(managed)
+        planned = None if watched is None else watched.planned
+        return Kept.PLAN if planned is None or self.executor is None else self.executor.kept_for(planned)
 
     def kept_natively(self, number: int, storage: torch.UntypedStorage, key: SaveKey, *, is_new: bool) -> None:
         """Counts a save that the gate keeps in a step without a plan."""
@@ -337,6 +360,11 @@ class WatchedStep:
 
     def saved_encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
         """Counts the save of encoded bytes, which only a plan has; returns the planned action."""
+        if self.observed is not None:
+            self.point += 1
+            self.keys.form_of_encoded(key)
+            managed.watch(WatchedLifetime(self, None, self._observe_save(self.observed, managed, key, None)))
+            return None
         if self.executor is None:
             return None
         self.point += 1
@@ -354,6 +382,8 @@ class WatchedStep:
         self.point += 1
         if self.recorder is not None and watched.number is not None:
             self.recorder.used(watched.number)
+        if self.observed is not None and watched.planned is not None:
+            self.observed.used(watched.planned)
         if self.executor is None:
             return False
         if watched.planned is not None:
@@ -414,6 +444,7 @@ class WatchedStep:
         watched = self.lifetime_of(managed)
         if watched is not None:
             self._notify(Recorder.cannot_be_recomputed, watched)
+        self.decided(managed, Action.OFFLOAD)
         if self.executor is not None:
             self.executor.not_recomputed(managed)
         if self.guard is not None and watched is not None and watched.number is not None:
@@ -440,6 +471,10 @@ class WatchedStep:
     def offloaded(self, watched: WatchedLifetime, transport: Transport, copy: _C.HostCopy) -> None:
         if self.meter is not None:
             self.meter.copied(Track.TO_HOST, _row(watched), copy.bytes, transport.queue.span(copy))
+
+    def reloaded_ahead(self, watched: WatchedLifetime) -> None:
+        if self.observed is not None and watched.planned is not None:
+            self.observed.reloaded_ahead(watched.planned)
 
     def reloaded(self, watched: WatchedLifetime, reload: _C.Reload) -> None:
         if self.guard is not None and watched.number is not None:

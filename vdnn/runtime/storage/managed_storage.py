@@ -202,6 +202,8 @@ class ManagedStorage:
         except (DriverError, torch.OutOfMemoryError):
             return False  # not needed yet: the use tries again, and its error is raised
         self.facts.counters.prefetched_reloads += 1
+        if self.watched is not None:
+            self.watched.observer.reloaded_ahead(self.watched)
         return True
 
     def _issue_reload(self, stream: _C.Stream) -> Reloaded:

@@ -12,7 +12,7 @@ class WatchedLifetime:
     """One lifetime of one step, which `observer` stands for.
 
     `number`: among the lifetimes of the step, None for encoded bytes, which no recording has. `planned`: among the
-    lifetimes of the plan, None if the plan does not have it.
+    lifetimes of the plan, or of the plan that is made of this step; None if the plan does not have it.
     """
 
     __slots__ = ("number", "observer", "planned")
@@ -40,6 +40,9 @@ class StepObserver(Protocol):
 
     def reloaded(self, watched: WatchedLifetime, reload: _C.Reload) -> None:
         """The copy to the device was issued."""
+
+    def reloaded_ahead(self, watched: WatchedLifetime) -> None:
+        """That copy was issued ahead of its use."""
 
     def ended(self, watched: WatchedLifetime) -> None:
         """The last view was freed. Called on any thread, also after the step is over."""
