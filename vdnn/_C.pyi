@@ -546,18 +546,12 @@ class StepModel(_Native):
 
     def __init__(
         self,
-        *,
-        compute_ns: Sequence[int],
-        peak_bytes: Sequence[int],
-        kinds: Sequence[int],
-        storages_of_points: Sequence[int],
-        storages: Sequence[tuple[int, int, int, int]],
+        step: RecordedStep,
         gaps: Sequence[tuple[int, int, int, int, int]],
         link: LinkModel,
-        issue_ns: Sequence[int] = [],
-        copy_issue_ns: int = 0,
-        synchronizes: bool = False,
-    ) -> None: ...
+        copy_issue_ns: int,
+    ) -> None:
+        """A gap is (lifetime, use or -1, first and last interval, release point)."""
     def evaluate(
         self,
         may_leave: bytes,
@@ -595,27 +589,53 @@ class RecomputedStep(_Native):
         """The fields of each Gap, in the order of gaps_of()."""
     def model(self, link: LinkModel, copy_issue_ns: int = 0) -> StepModel: ...
 
-class RecordedStep(_Native):
-    """A recording, for the search for what to recompute. See vdnn.planning.recomputing."""
+class StepTimeline(_Native):
+    """The predicted timeline of a plan. See vdnn.planning.simulate."""
 
-    def __init__(
-        self,
-        *,
-        compute_ns: Sequence[int],
-        allocated_bytes: Sequence[int],
-        peak_bytes: Sequence[int],
-        kinds: Sequence[int],
-        lifetimes_of_points: Sequence[int],
-        storages: Sequence[tuple[int, int, int, int]],
-        uses: Sequence[Sequence[int]],
-        read: Sequence[Sequence[int]],
-        recomputes: Sequence[tuple[Sequence[int], int, int, int, int, int, int, int, int] | None],
-        issue_ns: Sequence[int],
-        synchronizes: bool,
-    ) -> None:
-        """A recompute is (inputs, known point, compute ns, extra bytes, kept bytes, ns and bytes of the discard, issue
-        ns of the recompute and of the discard)."""
+    @property
+    def step_ns(self) -> int: ...
+    @property
+    def host_ns(self) -> int:
+        """In which the host issues the step."""
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def host_stall_ns(self) -> int: ...
+    @property
+    def marks(self) -> list[tuple[int, int, int, int, int, int, int, int]]:
+        """The fields of each Mark."""
+    @property
+    def copies(self) -> list[tuple[bool, int, int, int, int]]:
+        """True for a copy to the host, and the other fields of each Copy."""
+
+class RecordedStep(_Native):
+    """A Recording. See vdnn.planning.recorded_step."""
+
+    def __init__(self, recording: object) -> None: ...
     def with_recomputes(self, chosen: Sequence[int]) -> RecomputedStep: ...
+    def recomputed(self, chosen: Sequence[int]) -> RecordedStep:
+        """The step with these recomputes as a recording of its own, with nothing left to recompute."""
+    def candidates(self, by_issue: bool) -> list[int]:
+        """The lifetimes that can be recomputed, those first that take the device (or the host) the least time per
+        byte."""
+    @property
+    def points(self) -> list[tuple[int, bool, int | None, int, int, int, int]]:
+        """For each point: the point of the step without recomputes or -1, True for a save, lifetime, compute time,
+        allocated bytes, peak and issue time."""
+    @property
+    def lifetimes(self) -> list[tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int, int]]:
+        """The fields of each Lifetime, without its recompute."""
+    @property
+    def gaps(self) -> list[tuple[int, int, int, int, int | None, int, int]]:
+        """The fields of each Gap, in the order of gaps_of()."""
+    @property
+    def least_peaks(self) -> list[int]:
+        """The peak of each interval with everything absent that may be."""
+    def interval_bytes(self, planned: object) -> list[int]:
+        """The peak of each interval with the absences of these PlannedLifetimes."""
+    def stored_bytes(self, planned: object, counts: Sequence[bool]) -> list[int]:
+        """The bytes at each point of the lifetimes that count."""
+    def simulate(self, planned: object, link: LinkModel, copy_issue_ns: int) -> StepTimeline: ...
 
 class PlanSearch(_Native):
     """The search for the plan of one step under one budget. See vdnn.planning.search.plan_search."""
@@ -627,8 +647,6 @@ class PlanSearch(_Native):
         link: LinkModel,
         copy_issue_ns: int,
         budget_bytes: int,
-        candidates: Sequence[int],
-        candidates_by_issue: Sequence[int],
         effort: tuple[float, float, int, int, int],
         known: Sequence[int],
     ) -> None:

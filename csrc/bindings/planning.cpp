@@ -1,11 +1,13 @@
-// Python bindings for planning, built from lists: StepModel (evaluates a choice of gaps), RecordedStep (applies a
-// choice of recomputes), PlanSearch (searches for both) and Room (for policies that assign copies to intervals).
+// Python bindings for planning: RecordedStep (reads a Recording, applies a choice of recomputes, simulates plans),
+// StepModel (evaluates a choice of gaps), PlanSearch (searches for both) and Room (for policies that assign copies to
+// intervals).
 //
 // Searches release the GIL. One that Python waits for ends when Python has a signal to handle.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +23,7 @@
 #include "planning/recorded_step.h"
 #include "planning/room_tree.h"
 #include "planning/step_model.h"
+#include "planning/step_timeline.h"
 
 namespace py = pybind11;
 
@@ -37,30 +40,126 @@ std::vector<StepAbsence> from_tuples(const std::vector<AbsenceTuple>& tuples) {
   return absences;
 }
 
-std::vector<StepPoint> kinds_of(const std::vector<int>& numbers) {
-  std::vector<StepPoint> kinds;
-  kinds.reserve(numbers.size());
-  for (const int number : numbers) kinds.push_back(static_cast<StepPoint>(number));
-  return kinds;
+// The name of an attribute, interned once.
+class Field {
+ public:
+  explicit Field(const char* name) : name_(PyUnicode_InternFromString(name)) {}
+
+  [[nodiscard]] py::object of(py::handle object) const {
+    PyObject* value = PyObject_GetAttr(object.ptr(), name_);
+    if (value == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(value);
+  }
+  [[nodiscard]] std::int64_t number_of(py::handle object) const { return number(of(object)); }
+  [[nodiscard]] std::int32_t point_of(py::handle object) const { return point(of(object)); }
+  // None is -1.
+  [[nodiscard]] std::int32_t point_or_none_of(py::handle object) const {
+    const py::object value = of(object);
+    return value.is_none() ? -1 : point(value);
+  }
+  [[nodiscard]] std::vector<std::int32_t> points_of(py::handle object) const {
+    const py::tuple values(of(object));
+    std::vector<std::int32_t> points;
+    points.reserve(values.size());
+    for (const py::handle value : values) points.push_back(point(value));
+    return points;
+  }
+
+ private:
+  // A training waits for this. pybind11's casts take three times as long.
+  [[nodiscard]] static std::int64_t number(py::handle value) {
+    const long long number = PyLong_AsLongLong(value.ptr());
+    if (number == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return number;
+  }
+  [[nodiscard]] static std::int32_t point(py::handle value) {
+    const std::int64_t found = number(value);
+    if (found < -1 || found > std::numeric_limits<std::int32_t>::max()) {
+      throw InvalidArgument("recording", "indices of points and lifetimes", std::to_string(found));
+    }
+    return static_cast<std::int32_t>(found);
+  }
+
+  PyObject* name_;  // never released: a static destructor may run without an interpreter
+};
+
+// The fields of vdnn.step.recording and vdnn.step.plan.
+struct Fields {
+  Field points{"points"}, lifetimes{"lifetimes"}, synchronizes{"synchronizes"};
+  Field kind{"kind"}, lifetime{"lifetime"}, compute_ns{"compute_ns"}, allocated_bytes{"allocated_bytes"},
+      peak_bytes{"peak_bytes"}, issue_ns{"issue_ns"};
+  Field nbytes{"nbytes"}, saves{"saves"}, uses{"uses"}, read{"read"}, copy_point{"copy_point"},
+      free_point{"free_point"}, end_point{"end_point"}, recompute{"recompute"};
+  Field inputs{"inputs"}, known_point{"known_point"}, extra_bytes{"extra_bytes"}, kept_bytes{"kept_bytes"},
+      discard_ns{"discard_ns"}, discard_bytes{"discard_bytes"}, discard_issue_ns{"discard_issue_ns"};
+  Field absences{"absences"}, release_point{"release_point"}, reload_point{"reload_point"};
+};
+
+const Fields& fields() {
+  static const Fields names;
+  return names;
 }
 
-std::unique_ptr<StepModel> make_model(
-    std::vector<std::int64_t> compute_ns, std::vector<std::int64_t> peak_bytes, const std::vector<int>& kinds,
-    std::vector<std::int32_t> storages_of_points,
-    const std::vector<std::tuple<std::int64_t, std::int32_t, std::int32_t, std::int32_t>>& storages,
-    const std::vector<std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t>>& gaps,
-    const LinkModel& link, std::vector<std::int64_t> issue_ns, std::int64_t copy_issue_ns, bool synchronizes) {
-  StepModel::Shape shape;
-  shape.issue_ns = std::move(issue_ns);
-  shape.copy_issue_ns = copy_issue_ns;
-  shape.synchronizes = synchronizes;
-  shape.compute_ns = std::move(compute_ns);
-  shape.peak_bytes = std::move(peak_bytes);
-  shape.kinds = kinds_of(kinds);
-  shape.storages_of_points = std::move(storages_of_points);
-  for (const auto& [bytes, copy_point, free_point, end_point] : storages) {
-    shape.storages.push_back({bytes, copy_point, free_point, end_point});
+RecordedLifetime lifetime_of(py::handle lifetime) {
+  const Fields& field = fields();
+  RecordedLifetime found{{field.nbytes.number_of(lifetime), field.copy_point.point_of(lifetime),
+                          field.free_point.point_of(lifetime), field.end_point.point_of(lifetime)},
+                         field.uses.points_of(lifetime),
+                         field.read.points_of(lifetime),
+                         {{}, -1, 0, 0, 0, 0, 0, 0, 0},
+                         field.saves.points_of(lifetime)};
+  const py::object recompute = field.recompute.of(lifetime);
+  if (recompute.is_none()) return found;
+  found.recompute = {field.inputs.points_of(recompute),          field.known_point.point_of(recompute),
+                     field.compute_ns.number_of(recompute),      field.extra_bytes.number_of(recompute),
+                     field.kept_bytes.number_of(recompute),      field.discard_ns.number_of(recompute),
+                     field.discard_bytes.number_of(recompute),   field.issue_ns.number_of(recompute),
+                     field.discard_issue_ns.number_of(recompute)};
+  return found;
+}
+
+std::shared_ptr<RecordedStep> make_recorded_step(const py::object& recording) {
+  const Fields& field = fields();
+  const py::object kinds = py::module_::import("vdnn.step.recording").attr("PointKind");
+  const py::object save = kinds.attr("SAVE");
+  const py::object use = kinds.attr("USE");
+  RecordedStep::Points points;
+  points.synchronizes = field.synchronizes.of(recording).cast<bool>();
+  for (const py::handle point : py::tuple(field.points.of(recording))) {
+    const py::object kind = field.kind.of(point);
+    points.kinds.push_back(kind.is(save) ? StepPoint::Save : kind.is(use) ? StepPoint::Use : StepPoint::End);
+    points.lifetimes.push_back(field.lifetime.point_or_none_of(point));
+    points.compute_ns.push_back(field.compute_ns.number_of(point));
+    points.allocated_bytes.push_back(field.allocated_bytes.number_of(point));
+    points.peak_bytes.push_back(field.peak_bytes.number_of(point));
+    points.issue_ns.push_back(field.issue_ns.number_of(point));
   }
+  std::vector<RecordedLifetime> lifetimes;
+  for (const py::handle lifetime : py::tuple(field.lifetimes.of(recording))) lifetimes.push_back(lifetime_of(lifetime));
+  return std::make_shared<RecordedStep>(std::move(points), std::move(lifetimes));
+}
+
+// The absences of PlannedLifetimes.
+std::vector<PlannedAbsence> absences_of(const py::object& planned) {
+  const Fields& field = fields();
+  std::vector<PlannedAbsence> absences;
+  std::int32_t lifetime = 0;
+  for (const py::handle one : planned) {
+    for (const py::handle absence : py::tuple(field.absences.of(one))) {
+      absences.push_back(
+          {lifetime, field.release_point.point_of(absence), field.reload_point.point_or_none_of(absence)});
+    }
+    ++lifetime;
+  }
+  return absences;
+}
+
+using GapPlaces = std::vector<std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t>>;
+
+// A model of the step with these gaps, which are in the order in which offloads are issued.
+std::unique_ptr<StepModel> make_model(const RecordedStep& step, const GapPlaces& gaps, const LinkModel& link,
+                                      std::int64_t copy_issue_ns) {
+  StepModel::Shape shape = step.shape(copy_issue_ns);
   for (const auto& [storage, use, first, last, release_point] : gaps) {
     shape.gaps.push_back({storage, use, first, last, release_point});
   }
@@ -106,40 +205,7 @@ std::vector<std::tuple<std::int32_t, bool, std::int64_t, std::vector<std::int32_
   return tuples;
 }
 
-using StorageTuple = std::tuple<std::int64_t, std::int32_t, std::int32_t, std::int32_t>;
 using Indices = std::vector<std::int32_t>;
-using RecomputeTuple = std::tuple<Indices, std::int32_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
-                                  std::int64_t, std::int64_t, std::int64_t>;
-
-std::shared_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compute_ns,
-                                                 std::vector<std::int64_t> allocated_bytes,
-                                                 std::vector<std::int64_t> peak_bytes, const std::vector<int>& kinds,
-                                                 Indices lifetimes_of_points, const std::vector<StorageTuple>& storages,
-                                                 const std::vector<Indices>& uses, const std::vector<Indices>& read,
-                                                 const std::vector<std::optional<RecomputeTuple>>& recomputes,
-                                                 std::vector<std::int64_t> issue_ns, bool synchronizes) {
-  if (uses.size() != storages.size() || read.size() != storages.size() || recomputes.size() != storages.size()) {
-    throw InvalidArgument("storages", "uses, reads and a recompute (or None) for each storage",
-                          std::to_string(storages.size()));
-  }
-  std::vector<RecordedLifetime> lifetimes;
-  for (std::size_t index = 0; index < storages.size(); ++index) {
-    const auto& [bytes, copy_point, free_point, end_point] = storages[index];
-    RecordedLifetime lifetime{
-        {bytes, copy_point, free_point, end_point}, uses[index], read[index], {{}, -1, 0, 0, 0, 0, 0, 0, 0}};
-    if (recomputes[index].has_value()) {
-      const auto& [inputs, known_point, recompute_ns, extra_bytes, kept_bytes, discard_ns, discard_bytes, host_ns,
-                   discard_host_ns] = *recomputes[index];
-      lifetime.recompute = {inputs,     known_point,   recompute_ns, extra_bytes,    kept_bytes,
-                            discard_ns, discard_bytes, host_ns,      discard_host_ns};
-    }
-    lifetimes.push_back(std::move(lifetime));
-  }
-  return std::make_shared<RecordedStep>(
-      RecordedStep::Points{std::move(compute_ns), std::move(allocated_bytes), std::move(peak_bytes), kinds_of(kinds),
-                           std::move(lifetimes_of_points), std::move(issue_ns), synchronizes},
-      std::move(lifetimes));
-}
 
 // For each gap the fields of vdnn.planning.gaps.Gap.
 using GapTuple = std::tuple<std::int32_t, std::int32_t, std::int64_t, std::int32_t, std::optional<std::int32_t>,
@@ -153,6 +219,63 @@ std::vector<GapTuple> gaps_of(const StepModel::Shape& step) {
     const std::optional<std::int32_t> use = gap.use < 0 ? std::nullopt : std::optional(gap.use);
     tuples.emplace_back(gap.storage, numbers[gap.storage]++, step.storages[gap.storage].bytes, gap.release_point, use,
                         gap.first, gap.last);
+  }
+  return tuples;
+}
+
+using MarkTuple = std::tuple<std::int32_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                             std::int64_t, std::int64_t>;
+using CopyTuple = std::tuple<bool, std::int32_t, std::int64_t, std::int64_t, std::int64_t>;
+
+// For each point the fields of vdnn.step.timeline.Mark.
+std::vector<MarkTuple> marks_of(const StepTimeline& timeline) {
+  std::vector<MarkTuple> tuples;
+  tuples.reserve(timeline.marks.size());
+  for (const StepMark& one : timeline.marks) {
+    tuples.emplace_back(static_cast<std::int32_t>(tuples.size()), one.begin_ns, one.end_ns, one.release_stall_ns,
+                        one.reload_stall_ns, one.allocated_bytes, one.peak_bytes, one.host_stall_ns);
+  }
+  return tuples;
+}
+
+std::vector<CopyTuple> copies_of(const StepTimeline& timeline) {
+  std::vector<CopyTuple> tuples;
+  tuples.reserve(timeline.copies.size());
+  for (const StepCopy& one : timeline.copies) {
+    tuples.emplace_back(one.is_to_host, one.lifetime, one.bytes, one.begin_ns, one.end_ns);
+  }
+  return tuples;
+}
+
+using PointTuple =
+    std::tuple<std::int32_t, bool, std::optional<std::int32_t>, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+py::tuple tuple_of(const Indices& indices) {
+  py::tuple tuple(indices.size());
+  for (std::size_t index = 0; index < indices.size(); ++index) tuple[index] = indices[index];
+  return tuple;
+}
+
+std::vector<PointTuple> points_of(const RecordedStep& step) {
+  const RecordedStep::Points& points = step.points();
+  std::vector<PointTuple> tuples;
+  tuples.reserve(points.kinds.size());
+  for (std::size_t index = 0; index < points.kinds.size(); ++index) {
+    const std::int32_t lifetime = points.lifetimes[index];
+    tuples.emplace_back(points.recorded.empty() ? static_cast<std::int32_t>(index) : points.recorded[index],
+                        points.kinds[index] == StepPoint::Save, lifetime < 0 ? std::nullopt : std::optional(lifetime),
+                        points.compute_ns[index], points.allocated_bytes[index], points.peak_bytes[index],
+                        points.issue_ns[index]);
+  }
+  return tuples;
+}
+
+// For each lifetime the fields of vdnn.step.recording.Lifetime.
+py::list lifetimes_of(const RecordedStep& step) {
+  py::list tuples;
+  for (const RecordedLifetime& one : step.lifetimes()) {
+    const StepStorage& storage = one.storage;
+    tuples.append(py::make_tuple(storage.bytes, tuple_of(one.saves), tuple_of(one.uses), tuple_of(one.read),
+                                 storage.copy_point, storage.free_point, storage.end_point));
   }
   return tuples;
 }
@@ -199,9 +322,11 @@ std::vector<ChoiceTuple> first_choices_of(const StepModel& model) {
 using EffortTuple = std::tuple<double, double, std::int64_t, std::int64_t, std::size_t>;
 
 std::shared_ptr<PlanSearch> make_plan_search(std::shared_ptr<const RecordedStep> step, const LinkModel& link,
-                                             std::int64_t copy_issue_ns, std::int64_t budget_bytes, Indices candidates,
-                                             Indices candidates_by_issue, const EffortTuple& effort, Indices known) {
+                                             std::int64_t copy_issue_ns, std::int64_t budget_bytes,
+                                             const EffortTuple& effort, Indices known) {
   const auto& [moves, trials, most_trials, moves_a_trial, finalists] = effort;
+  Indices candidates = step->candidates(false);
+  Indices candidates_by_issue = step->has_host() ? step->candidates(true) : Indices();
   return std::make_shared<PlanSearch>(PlanSearch::Request{std::move(step),
                                                           link,
                                                           copy_issue_ns,
@@ -266,25 +391,7 @@ void bind_planning(py::module_& module) {
            }),
            arg("room_bytes"))
       .def("take_down", &take_down, arg("wanted"));
-  py::class_<StepModel>(module, "StepModel")
-      .def(py::init(&make_model), py::kw_only(), arg("compute_ns"), arg("peak_bytes"), arg("kinds"),
-           arg("storages_of_points"), arg("storages"), arg("gaps"), arg("link"),
-           arg("issue_ns") = std::vector<std::int64_t>(), arg("copy_issue_ns") = 0, arg("synchronizes") = false)
-      .def("evaluate", &evaluate, arg("may_leave"), arg("budget_bytes"), arg("more_room") = std::vector<RoomTuple>(),
-           arg("in_order") = false, arg("furthest_first") = false)
-      .def("cover", &cover, arg("order"), arg("budget_bytes"))
-      .def(
-          "replay",
-          [](const StepModel& model, const std::vector<AbsenceTuple>& absences) {
-            return model.replay(from_tuples(absences));
-          },
-          arg("absences"))
-      .def(
-          "peak_bytes",
-          [](const StepModel& model, const std::vector<AbsenceTuple>& absences) {
-            return model.peak_bytes(from_tuples(absences));
-          },
-          arg("absences"));
+  py::class_<StepModel> model(module, "StepModel");  // named before what makes it, defined behind what it is made of
   py::class_<StepModel::Shape>(module, "RecomputedStep")
       .def_property_readonly("step_ns", &StepModel::Shape::kept_ns)
       .def_property_readonly("peak_bytes", &StepModel::Shape::most_bytes)
@@ -300,14 +407,62 @@ void bind_planning(py::module_& module) {
             return std::make_unique<StepModel>(std::move(shape), link);
           },
           arg("link"), arg("copy_issue_ns") = 0);
+  py::class_<StepTimeline>(module, "StepTimeline")
+      .def_readonly("step_ns", &StepTimeline::step_ns)
+      .def_readonly("host_ns", &StepTimeline::host_ns)
+      .def_property_readonly("peak_bytes", &StepTimeline::peak_bytes)
+      .def_property_readonly("host_stall_ns", &StepTimeline::host_stall_ns)
+      .def_property_readonly("marks", &marks_of)
+      .def_property_readonly("copies", &copies_of);
   py::class_<RecordedStep, std::shared_ptr<RecordedStep>>(module, "RecordedStep")
-      .def(py::init(&make_recorded_step), py::kw_only(), arg("compute_ns"), arg("allocated_bytes"), arg("peak_bytes"),
-           arg("kinds"), arg("lifetimes_of_points"), arg("storages"), arg("uses"), arg("read"), arg("recomputes"),
-           arg("issue_ns"), arg("synchronizes"))
-      .def("with_recomputes", &RecordedStep::with_recomputes, arg("chosen"));
+      .def(py::init(&make_recorded_step), arg("recording"))
+      .def("with_recomputes", &RecordedStep::with_recomputes, arg("chosen"))
+      .def(
+          "recomputed",
+          [](const RecordedStep& step, const Indices& chosen) {
+            return std::make_shared<RecordedStep>(step.recomputed(chosen));
+          },
+          arg("chosen"))
+      .def("candidates", &RecordedStep::candidates, arg("by_issue"))
+      .def_property_readonly("points", &points_of)
+      .def_property_readonly("lifetimes", &lifetimes_of)
+      .def_property_readonly("gaps", [](const RecordedStep& step) { return gaps_of(step.with_recomputes({})); })
+      .def_property_readonly("least_peaks", &RecordedStep::least_peaks)
+      .def(
+          "interval_bytes",
+          [](const RecordedStep& step, const py::object& planned) { return step.interval_bytes(absences_of(planned)); },
+          arg("planned"))
+      .def(
+          "stored_bytes",
+          [](const RecordedStep& step, const py::object& planned, const std::vector<bool>& counts) {
+            return step.stored_bytes(absences_of(planned), counts);
+          },
+          arg("planned"), arg("counts"))
+      .def(
+          "simulate",
+          [](const RecordedStep& step, const py::object& planned, const LinkModel& link, std::int64_t copy_issue_ns) {
+            return simulate(step, absences_of(planned), link, copy_issue_ns);
+          },
+          arg("planned"), arg("link"), arg("copy_issue_ns"));
+  model.def(py::init(&make_model), arg("step"), arg("gaps"), arg("link"), arg("copy_issue_ns"))
+      .def("evaluate", &evaluate, arg("may_leave"), arg("budget_bytes"), arg("more_room") = std::vector<RoomTuple>(),
+           arg("in_order") = false, arg("furthest_first") = false)
+      .def("cover", &cover, arg("order"), arg("budget_bytes"))
+      .def(
+          "replay",
+          [](const StepModel& model, const std::vector<AbsenceTuple>& absences) {
+            return model.replay(from_tuples(absences));
+          },
+          arg("absences"))
+      .def(
+          "peak_bytes",
+          [](const StepModel& model, const std::vector<AbsenceTuple>& absences) {
+            return model.peak_bytes(from_tuples(absences));
+          },
+          arg("absences"));
   py::class_<PlanSearch, std::shared_ptr<PlanSearch>>(module, "PlanSearch")
       .def(py::init(&make_plan_search), py::kw_only(), arg("step"), arg("link"), arg("copy_issue_ns"),
-           arg("budget_bytes"), arg("candidates"), arg("candidates_by_issue"), arg("effort"), arg("known"))
+           arg("budget_bytes"), arg("effort"), arg("known"))
       .def("moves", &moves_of, arg("chosen"))
       .def("recomputes", &recomputes_of)
       .def("all", &all_of)

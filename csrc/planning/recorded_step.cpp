@@ -1,7 +1,8 @@
-// Computes the step with recomputes. recomputing.py explains the algorithm, gaps.py defines gaps.
+// Computes the step with recomputes, and the bytes of a step under a plan.
 #include "planning/recorded_step.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -30,10 +31,12 @@ struct AddedRead {
 // first_of_ has the first of them, and point_of_ the one that is the old point itself.
 //
 // A search asks most often for the smallest budget alone, which needs the peaks of the new points and none of the rest.
+enum class Wanted : std::uint8_t { Peaks, Model, Recording };
+
 class Rewriting {
  public:
-  Rewriting(const RecordedStep& step, std::vector<std::int32_t> chosen, bool is_whole)
-      : is_whole_(is_whole),
+  Rewriting(const RecordedStep& step, std::vector<std::int32_t> chosen, Wanted wanted)
+      : wanted_(wanted),
         points_(step.points()),
         lifetimes_(step.lifetimes()),
         chosen_(std::move(chosen)),
@@ -71,17 +74,53 @@ class Rewriting {
     shape_.peak_bytes.reserve(most_points);
     first_of_.reserve(points_.kinds.size());
     point_of_.reserve(points_.kinds.size());
-    if (!is_whole_) return;
+    if (wanted_ == Wanted::Peaks) return;
     shape_.kinds.reserve(most_points);
     shape_.storages_of_points.reserve(most_points);
     shape_.compute_ns.reserve(most_points);
     shape_.issue_ns.reserve(most_points);
+    if (wanted_ == Wanted::Recording) {
+      allocated_.reserve(most_points);
+      recorded_.reserve(most_points);
+      return;
+    }
     shape_.storages.reserve(first_added_.size());
     shape_.gaps.reserve(2 * first_added_.size());
   }
 
+  RecordedStep recording() {
+    add_points();
+    std::vector<RecordedLifetime> lifetimes;
+    lifetimes.reserve(first_added_.size());
+    each_storage([&](const StepStorage& storage, const std::vector<Read>& reads) {
+      RecordedLifetime made{storage, {}, {}, {{}, -1, 0, 0, 0, 0, 0, 0, 0}};
+      made.uses.reserve(reads.size());
+      made.read.reserve(reads.size());
+      for (const Read& one : reads) {
+        made.uses.push_back(one.use);
+        made.read.push_back(one.done);
+      }
+      const std::size_t index = lifetimes.size();
+      if (index < lifetimes_.size()) {
+        for (const std::int32_t save : lifetimes_[index].saves) made.saves.push_back(point_of_[save]);
+      } else {
+        made.saves.push_back(storage.copy_point);
+      }
+      lifetimes.push_back(std::move(made));
+    });
+    RecordedStep::Points points{std::move(shape_.compute_ns),
+                                std::move(allocated_),
+                                std::move(shape_.peak_bytes),
+                                std::move(shape_.kinds),
+                                std::move(shape_.storages_of_points),
+                                std::move(shape_.issue_ns),
+                                points_.synchronizes,
+                                std::move(recorded_)};
+    return {std::move(points), std::move(lifetimes)};
+  }
+
   // Its gaps are in the order of the storages.
-  StepModel::Shape run() {
+  StepModel::Shape model() {
     shape_.synchronizes = points_.synchronizes;
     add_points();
     each_storage([this](const StepStorage& storage, const std::vector<Read>& reads) {
@@ -94,7 +133,7 @@ class Rewriting {
     return std::move(shape_);
   }
 
-  std::int64_t least_bytes() {
+  std::vector<std::int64_t> least_peaks() {
     add_points();
     const std::size_t points = shape_.peak_bytes.size();
     std::vector<std::int64_t> change(points + 1, 0);
@@ -105,12 +144,11 @@ class Rewriting {
       });
     });
     std::int64_t absent = 0;
-    std::int64_t least = 0;
     for (std::size_t interval = 0; interval < points; ++interval) {
       absent += change[interval];
-      least = std::max(least, shape_.peak_bytes[interval] - absent);
+      shape_.peak_bytes[interval] -= absent;
     }
-    return least;
+    return std::move(shape_.peak_bytes);
   }
 
   // Sorts gaps by the order in which offloads are issued.
@@ -133,17 +171,22 @@ class Rewriting {
       if (points_.kinds[index] == StepPoint::Use && used >= 0 && is_missing_[used] != 0)
         recompute_with_inputs(used, allocated);
       point_of_.push_back(new_points());
-      add_point(points_.kinds[index], used, allocated);
+      add_point(points_.kinds[index], used, allocated, static_cast<std::int32_t>(index));
     }
     count_bytes();
   }
 
   [[nodiscard]] std::int32_t new_points() const { return static_cast<std::int32_t>(shape_.peak_bytes.size()); }
 
-  void add_point(StepPoint kind, std::int32_t used, std::int64_t allocated) {
+  // `recorded`: the old point that it is, or -1.
+  void add_point(StepPoint kind, std::int32_t used, std::int64_t allocated, std::int32_t recorded) {
     shape_.peak_bytes.push_back(peak_);
     peak_ = allocated;
-    if (!is_whole_) return;
+    if (wanted_ == Wanted::Peaks) return;
+    if (wanted_ == Wanted::Recording) {
+      allocated_.push_back(allocated);
+      recorded_.push_back(recorded);
+    }
     shape_.kinds.push_back(kind);
     shape_.storages_of_points.push_back(used);
     shape_.compute_ns.push_back(compute_ns_);
@@ -175,7 +218,7 @@ class Rewriting {
     issue_ns_ += recompute.discard_issue_ns;
     peak_ = std::max(peak_, allocated + std::max(recompute.kept_bytes, recompute.discard_bytes));
     encoded_at_[index] = new_points();
-    add_point(StepPoint::Save, encoding_numbers_[index], allocated);
+    add_point(StepPoint::Save, encoding_numbers_[index], allocated, -1);
   }
 
   [[nodiscard]] StepStorage encoding_of(std::int32_t index) const {
@@ -200,7 +243,7 @@ class Rewriting {
   void read_again(std::int32_t source, std::int64_t allocated) {
     added_.push_back({{new_points(), -1}, first_added_[source]});
     first_added_[source] = static_cast<std::int32_t>(added_.size()) - 1;
-    add_point(StepPoint::Use, source, allocated);
+    add_point(StepPoint::Use, source, allocated, -1);
   }
 
   void count_bytes() {
@@ -208,12 +251,9 @@ class Rewriting {
     for (const std::int32_t index : chosen_) {
       const RecordedLifetime& lifetime = lifetimes_[index];
       const std::int32_t known = lifetime.recompute.known_point;
-      std::int32_t held = std::max(known, lifetime.storage.free_point);
-      for (std::size_t use = 0; use < lifetime.uses.size() && lifetime.uses[use] <= known; ++use) {
-        held = std::max(held, lifetime.read[use]);
-      }
-      std::int32_t begin = held + 1 < static_cast<std::int32_t>(first_of_.size()) ? first_of_[held + 1] : new_points();
-      if (encoded_at_[index] >= 0 && held == known) begin = encoded_at_[index] + 1;
+      const std::int32_t first = lifetime.absent(known, -1).first;
+      std::int32_t begin = first < static_cast<std::int32_t>(first_of_.size()) ? first_of_[first] : new_points();
+      if (encoded_at_[index] >= 0 && first == known + 1) begin = encoded_at_[index] + 1;
       const std::int32_t end =
           recomputed_at_[index] >= 0 ? recomputed_at_[index] : first_of_[lifetime.storage.end_point] + 1;
       if (begin < end) {
@@ -235,6 +275,11 @@ class Rewriting {
     for (std::size_t point = 0; point < shape_.peak_bytes.size(); ++point) {
       more += change[point];
       shape_.peak_bytes[point] += more;
+      if (wanted_ == Wanted::Recording) allocated_[point] += more + change[point + 1];
+    }
+    if (wanted_ != Wanted::Recording) return;
+    for (const std::int32_t index : chosen_) {  // it is absent at the point before the interval of its recompute
+      if (recomputed_at_[index] > 0) allocated_[recomputed_at_[index] - 1] -= lifetimes_[index].storage.bytes;
     }
   }
 
@@ -286,12 +331,14 @@ class Rewriting {
     if (held < end) visit(-1, held + 1, end, release);
   }
 
-  const bool is_whole_;
+  const Wanted wanted_;
   const RecordedStep::Points& points_;
   const std::vector<RecordedLifetime>& lifetimes_;
   std::vector<std::int32_t> chosen_;
   StepModel::Shape shape_;
-  std::int64_t compute_ns_ = 0;  // of the interval that the next new point ends
+  std::vector<std::int64_t> allocated_;  // bytes at the new points
+  std::vector<std::int32_t> recorded_;   // the old point that a new one is, or -1
+  std::int64_t compute_ns_ = 0;          // of the interval that the next new point ends
   std::int64_t issue_ns_ = 0;
   std::int64_t peak_ = 0;
   std::vector<std::int32_t> first_of_;
@@ -326,11 +373,12 @@ RecordedStep::RecordedStep(Points points, std::vector<RecordedLifetime> lifetime
   }
   const auto is_point = [&](std::int32_t point) { return point >= 0 && point < count; };
   for (const RecordedLifetime& one : lifetimes_) {
-    require(one.storage.bytes > 0 && is_point(one.storage.copy_point) && is_point(one.storage.free_point) &&
+    require(one.storage.bytes >= 0 && is_point(one.storage.copy_point) && is_point(one.storage.free_point) &&
                 is_point(one.storage.end_point) && one.uses.size() == one.read.size() &&
+                std::all_of(one.saves.begin(), one.saves.end(), is_point) &&
                 std::all_of(one.uses.begin(), one.uses.end(), is_point) &&
                 std::all_of(one.read.begin(), one.read.end(), is_point),
-            "lifetimes", "positive sizes, points of the step, and a read for each use");
+            "lifetimes", "sizes of 0 or more, points of the step, and a read for each use");
     require(one.recompute.known_point < count && one.recompute.kept_bytes >= 0 && one.recompute.discard_bytes >= 0 &&
                 std::all_of(
                     one.recompute.inputs.begin(), one.recompute.inputs.end(),
@@ -339,14 +387,129 @@ RecordedStep::RecordedStep(Points points, std::vector<RecordedLifetime> lifetime
   }
 }
 
+std::int32_t RecordedLifetime::use_after(std::int32_t point) const {
+  const auto use = std::find_if(uses.begin(), uses.end(), [point](std::int32_t one) { return one > point; });
+  return use == uses.end() ? -1 : *use;
+}
+
+StepIntervals RecordedLifetime::absent(std::int32_t release_point, std::int32_t reload_point) const {
+  // The memory is freed at the release, or in the interval in which the last other holder releases it: that interval
+  // still counts as held. A storage that was used is held until its use has been read.
+  std::int32_t held = std::max(release_point, storage.free_point);
+  for (std::size_t use = 0; use < uses.size(); ++use) {
+    if (uses[use] <= release_point) held = std::max(held, read[use]);
+  }
+  std::int32_t last = storage.end_point;
+  const std::int32_t use = use_after(release_point);
+  if (use >= 0) last = std::min(last, use);
+  if (reload_point >= 0) last = std::min(last, reload_point);
+  return {held + 1, last};
+}
+
 StepModel::Shape RecordedStep::with_recomputes(const std::vector<std::int32_t>& chosen) const {
-  StepModel::Shape shape = Rewriting(*this, chosen, true).run();
+  StepModel::Shape shape = Rewriting(*this, chosen, Wanted::Model).model();
   Rewriting::sort_gaps(shape);
   return shape;
 }
 
+StepModel::Shape RecordedStep::shape(std::int64_t copy_issue_ns) const {
+  StepModel::Shape shape{points_.compute_ns, points_.peak_bytes, points_.kinds,       points_.lifetimes, {}, {},
+                         points_.issue_ns,   copy_issue_ns,      points_.synchronizes};
+  shape.storages.reserve(lifetimes_.size());
+  for (const RecordedLifetime& one : lifetimes_) shape.storages.push_back(one.storage);
+  return shape;
+}
+
+bool RecordedStep::has_host() const {
+  return std::any_of(points_.issue_ns.begin(), points_.issue_ns.end(), [](std::int64_t ns) { return ns != 0; });
+}
+
 std::int64_t RecordedStep::least_bytes(const std::vector<std::int32_t>& chosen) const {
-  return Rewriting(*this, chosen, false).least_bytes();
+  const std::vector<std::int64_t> peaks = Rewriting(*this, chosen, Wanted::Peaks).least_peaks();
+  return *std::max_element(peaks.begin(), peaks.end());
+}
+
+std::vector<std::int64_t> RecordedStep::least_peaks() const {
+  return Rewriting(*this, {}, Wanted::Peaks).least_peaks();
+}
+
+RecordedStep RecordedStep::recomputed(const std::vector<std::int32_t>& chosen) const {
+  return Rewriting(*this, chosen, Wanted::Recording).recording();
+}
+
+std::vector<std::int32_t> RecordedStep::candidates(bool by_issue) const {
+  std::vector<std::pair<double, std::int32_t>> found;
+  for (std::size_t index = 0; index < lifetimes_.size(); ++index) {
+    const RecordedLifetime& one = lifetimes_[index];
+    const StepRecompute& recompute = one.recompute;
+    if (recompute.known_point < 0) continue;
+    if (!one.uses.empty() && one.uses[0] <= recompute.known_point) continue;  // used before it could be discarded
+    if (one.absent(recompute.known_point, -1).empty()) continue;
+    const std::int64_t discard_issue_ns = recompute.kept_bytes == 0 ? 0 : recompute.discard_issue_ns;
+    const std::int64_t cost_ns =
+        by_issue ? recompute.issue_ns + discard_issue_ns : recompute.discard_ns + recompute.compute_ns;
+    const std::int64_t saved_bytes = std::max<std::int64_t>(1, one.storage.bytes - recompute.kept_bytes);
+    found.emplace_back(static_cast<double>(cost_ns) / static_cast<double>(saved_bytes), index);
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::int32_t> order;
+  order.reserve(found.size());
+  for (const auto& [cost, index] : found) order.push_back(index);
+  return order;
+}
+
+void RecordedStep::require_absences(const std::vector<PlannedAbsence>& absences) const {
+  const auto lifetimes = static_cast<std::int32_t>(lifetimes_.size());
+  const auto last = static_cast<std::int32_t>(points_.kinds.size()) - 1;
+  for (const PlannedAbsence& one : absences) {
+    require(one.lifetime >= 0 && one.lifetime < lifetimes && one.release_point >= 0 && one.release_point <= last &&
+                one.reload_point >= -1 && one.reload_point <= last,
+            "absences", "lifetimes and points of the step");
+  }
+}
+
+std::vector<std::int64_t> RecordedStep::interval_bytes(const std::vector<PlannedAbsence>& absences) const {
+  require_absences(absences);
+  std::vector<std::int64_t> change(points_.kinds.size() + 1, 0);
+  for (const PlannedAbsence& one : absences) {
+    const RecordedLifetime& lifetime = lifetimes_[one.lifetime];
+    const StepIntervals absent = lifetime.absent(one.release_point, one.reload_point);
+    if (absent.empty()) continue;
+    change[absent.first] -= lifetime.storage.bytes;
+    change[absent.last + 1] += lifetime.storage.bytes;
+  }
+  std::vector<std::int64_t> peaks = points_.peak_bytes;
+  std::int64_t more = 0;
+  for (std::size_t interval = 0; interval < peaks.size(); ++interval) {
+    more += change[interval];
+    peaks[interval] += more;
+  }
+  return peaks;
+}
+
+std::vector<std::int64_t> RecordedStep::stored_bytes(const std::vector<PlannedAbsence>& absences,
+                                                     const std::vector<bool>& counts) const {
+  require_absences(absences);
+  require(counts.size() == lifetimes_.size(), "counts", "a flag for each lifetime");
+  std::vector<std::int64_t> stored(points_.kinds.size() + 1, 0);
+  const auto add = [&stored](std::int32_t first, std::int32_t end, std::int64_t bytes) {
+    stored[first] += bytes;
+    stored[end] -= bytes;
+  };
+  for (std::size_t index = 0; index < lifetimes_.size(); ++index) {
+    const RecordedLifetime& one = lifetimes_[index];
+    require(!one.saves.empty(), "lifetimes", "a save of each lifetime");
+    if (counts[index]) add(one.saves[0], one.storage.end_point, one.storage.bytes);
+  }
+  for (const PlannedAbsence& one : absences) {
+    if (!counts[one.lifetime]) continue;
+    const RecordedLifetime& lifetime = lifetimes_[one.lifetime];
+    const std::int32_t back = lifetime.absent(one.release_point, one.reload_point).last;
+    if (one.release_point < back) add(one.release_point, back, -lifetime.storage.bytes);
+  }
+  std::partial_sum(stored.begin(), stored.end(), stored.begin());
+  stored.pop_back();
+  return stored;
 }
 
 }  // namespace vdnn

@@ -1,8 +1,7 @@
 // One recorded step as the search for a plan uses it: points, storages, and the gaps in which storages may be absent.
 //
-// The same algorithms exist in readable but slow Python (tests/planning/reference/schedule.py,
-// vdnn/planning/simulate.py); tests check that both agree on any recording. The search runs this version thousands of
-// times.
+// The same algorithms exist in readable but slow Python (schedule.py and timeline.py in tests/planning/reference);
+// tests check that both agree on any recording. The search runs this version thousands of times.
 #pragma once
 
 #include <array>
@@ -80,7 +79,8 @@ class StepModel {
     std::vector<std::int32_t> storages_of_points;  // -1 for none
     std::vector<StepStorage> storages;
     std::vector<StepGap> gaps;  // in the order in which offloads are issued
-    // See [Note: The host lane] in simulate.py. `issue_ns` has one entry per point, or none: the host takes no time.
+    // See [Note: The host lane] in step_timeline.h. `issue_ns` has one entry per point, or none: the host takes no
+    // time.
     std::vector<std::int64_t> issue_ns = {};
     std::int64_t copy_issue_ns = 0;
     bool synchronizes = false;

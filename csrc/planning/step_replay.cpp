@@ -1,9 +1,11 @@
-// Computes the time and the peak of a step under a plan. simulate.py explains the algorithm.
+// Computes the time and the peak of a step under a plan.
+#include "planning/step_replay.h"
+
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "device/errors.h"
-#include "planning/step_model.h"
 
 namespace vdnn {
 
@@ -36,33 +38,38 @@ struct Moved {
 
 class Replay {
  public:
-  Replay(const StepModel::Shape& shape, const LinkModel& link, Scratch& scratch)
+  Replay(const StepModel::Shape& shape, const LinkModel& link, ReplayedHost host,
+         const ScratchList<ReplayedAbsence>& absences, Scratch& scratch, std::vector<StepStall>* stalls,
+         StepTimeline* timeline)
       : shape_(shape),
         clock_(link),
+        host_(host),
+        host_ns_(host.now_ns),
+        absences_(absences),
         moved_(scratch.list<Moved>(shape.storages.size(), {})),
         at_(scratch.list<AtPoint>(shape.kinds.size(), {})),
-        order_{ScratchList<std::int32_t>(scratch.memory()), ScratchList<std::int32_t>(scratch.memory())} {
+        order_{ScratchList<std::int32_t>(scratch.memory()), ScratchList<std::int32_t>(scratch.memory())},
+        stalls_(stalls),
+        timeline_(timeline) {
     for (int stream = 0; stream < 3; ++stream) clock_.add_stream();
-    for (ScratchList<std::int32_t>& order : order_) order.reserve(shape.gaps.size());
+    for (ScratchList<std::int32_t>& order : order_) order.reserve(absences.size());
   }
 
-  // `absences` are sorted by storage and gap; `by_use` has their indices in the order of their reloads.
-  StepOutcome run(std::vector<StepAbsence> absences, const ScratchList<std::int32_t>& by_use, Scratch& scratch) {
-    const auto storage_of = [&](const StepAbsence& one) { return shape_.gaps[one.gap].storage; };
+  ReplayedTimes run(const ScratchList<std::int32_t>& by_use, Scratch& scratch) {
     const std::size_t points = shape_.kinds.size();
-    ScratchList<std::int32_t> next_release = scratch.list<std::int32_t>(absences.size(), -1);
+    ScratchList<std::int32_t> next_release = scratch.list<std::int32_t>(absences_.size(), -1);
     ScratchList<std::int32_t> next_reload = next_release;
     const auto put = [](std::int32_t& first, std::int32_t& next, std::int32_t item) {
       next = first;
       first = item;
     };
     // Each item goes in front of those that are there.
-    for (std::size_t index = absences.size(); index-- > 0;) {
-      const std::int32_t storage = storage_of(absences[index]);
-      put(at_[absences[index].release_point].releases, next_release[index], static_cast<std::int32_t>(index));
-      if (index > 0 && storage_of(absences[index - 1]) == storage) continue;
+    for (std::size_t index = absences_.size(); index-- > 0;) {
+      const std::int32_t storage = absences_[index].storage;
+      put(at_[absences_[index].release_point].releases, next_release[index], static_cast<std::int32_t>(index));
+      if (index > 0 && absences_[index - 1].storage == storage) continue;
       Moved& moved = moved_[storage];
-      moved.gap = absences[index].gap;
+      moved.gap = absences_[index].gap;
       put(at_[shape_.storages[storage].copy_point].copies, moved.next_copy, storage);
       if (shape_.storages[storage].end_point < static_cast<std::int32_t>(points)) {
         put(at_[shape_.storages[storage].end_point].ends, moved.next_end, storage);
@@ -70,29 +77,40 @@ class Replay {
     }
     // Of the reloads at one point, the one that is used first is issued first.
     for (auto index = by_use.rbegin(); index != by_use.rend(); ++index) {
-      if (absences[*index].reload_point < 0) continue;
-      put(at_[absences[*index].reload_point].reloads, next_reload[*index], *index);
+      if (absences_[*index].reload_point < 0) continue;
+      put(at_[absences_[*index].reload_point].reloads, next_reload[*index], *index);
     }
     for (std::size_t point = 0; point < points; ++point) {
       point_ = static_cast<std::int32_t>(point);
       clock_.advance(compute, shape_.compute_ns[point]);
       if (!shape_.issue_ns.empty()) host_ns_ += shape_.issue_ns[point];
-      if (shape_.synchronizes) clock_.wait_until(compute, host_ns_);
-      const AtPoint& here = at_[point];
-      for (std::int32_t one = here.ends; one >= 0; one = moved_[one].next_end) ended(one);
-      if (shape_.kinds[point] == StepPoint::End) continue;
-      for (std::int32_t one = here.copies; one >= 0; one = moved_[one].next_copy) copy_out(one);
-      if (shape_.kinds[point] == StepPoint::Use && shape_.storages_of_points[point] >= 0) {
-        use(shape_.storages_of_points[point]);
-      }
-      for (std::int32_t one = here.releases; one >= 0; one = next_release[one]) release(absences[one]);
-      for (std::int32_t one = here.reloads; one >= 0; one = next_reload[one]) reload_early(storage_of(absences[one]));
+      const std::int64_t computed_ns = clock_.now_ns(compute);
+      if (host_.is_waited_for) clock_.wait_until(compute, host_ns_);
+      const std::int64_t begin_ns = clock_.now_ns(compute);
+      reload_stall_ns_ = 0;
+      do_at(point, next_release, next_reload);
+      if (timeline_ == nullptr) continue;
+      const std::int64_t end_ns = clock_.now_ns(compute);
+      timeline_->marks.push_back(
+          {begin_ns, end_ns, end_ns - begin_ns - reload_stall_ns_, reload_stall_ns_, begin_ns - computed_ns, 0, 0});
     }
-    // With both synchronized, the last point is not reached before the host has issued the step.
-    return {std::max(clock_.now_ns(compute), host_ns_), host_ns_, std::move(absences), std::move(stalls_)};
+    return {clock_.now_ns(compute), host_ns_ - host_.now_ns};
   }
 
  private:
+  void do_at(std::size_t point, const ScratchList<std::int32_t>& next_release,
+             const ScratchList<std::int32_t>& next_reload) {
+    const AtPoint& here = at_[point];
+    for (std::int32_t one = here.ends; one >= 0; one = moved_[one].next_end) ended(one);
+    if (shape_.kinds[point] == StepPoint::End) return;
+    for (std::int32_t one = here.copies; one >= 0; one = moved_[one].next_copy) copy_out(one);
+    if (shape_.kinds[point] == StepPoint::Use && shape_.storages_of_points[point] >= 0) {
+      use(shape_.storages_of_points[point]);
+    }
+    for (std::int32_t one = here.releases; one >= 0; one = next_release[one]) release(absences_[one]);
+    for (std::int32_t one = here.reloads; one >= 0; one = next_reload[one]) reload_early(absences_[one].storage);
+  }
+
   [[nodiscard]] bool is_on_device(std::int32_t storage) const {
     return !moved_[storage].is_released || point_ < shape_.storages[storage].free_point;
   }
@@ -100,9 +118,14 @@ class Replay {
   // In VirtualClock, waiting for a record of the compute stream is waiting for its current time.
   std::int64_t copy(std::uint32_t stream, std::int32_t storage, std::int64_t ready_ns) {
     host_ns_ += shape_.copy_issue_ns;
-    clock_.wait_until(stream, shape_.synchronizes ? std::max(ready_ns, host_ns_) : ready_ns);
+    clock_.wait_until(stream, host_.is_waited_for ? std::max(ready_ns, host_ns_) : ready_ns);
+    const std::int64_t begin_ns = clock_.now_ns(stream);
     const auto direction = stream == to_host ? CopyDirection::DeviceToHost : CopyDirection::HostToDevice;
     clock_.copy(stream, static_cast<std::uint64_t>(shape_.storages[storage].bytes), direction);
+    if (timeline_ != nullptr) {
+      const std::int64_t bytes = shape_.storages[storage].bytes;
+      timeline_->copies.push_back({stream == to_host, storage, bytes, begin_ns, clock_.now_ns(stream)});
+    }
     ScratchList<std::int32_t>& order = order_[stream - to_host];
     moved_[storage].positions[stream - to_host] = order.size();
     order.push_back(moved_[storage].gap);
@@ -125,6 +148,7 @@ class Replay {
     const std::int64_t stalled_ns = time_ns - clock_.now_ns(compute);
     if (stalled_ns <= 0) return;
     clock_.wait_until(compute, time_ns);
+    if (stalls_ == nullptr) return;
     StepStall stall{has_ended ? -1 : moved.gap, is_reload, stalled_ns, {}, 0};
     if (!has_ended) {
       const ScratchList<std::int32_t>& order = order_[is_reload ? 1 : 0];
@@ -132,7 +156,7 @@ class Replay {
       stall.count_before = std::min(position, stall.before.size());
       for (std::size_t one = 0; one < stall.count_before; ++one) stall.before[one] = order[position - 1 - one];
     }
-    stalls_.push_back(stall);
+    stalls_->push_back(stall);
   }
 
   void wait_for_copy_out(Moved& moved, bool has_ended) {
@@ -141,8 +165,8 @@ class Replay {
     moved.is_waited_for = true;
   }
 
-  void release(const StepAbsence& absence) {
-    Moved& moved = moved_[shape_.gaps[absence.gap].storage];
+  void release(const ReplayedAbsence& absence) {
+    Moved& moved = moved_[absence.storage];
     moved.gap = absence.gap;
     if (moved.is_back) moved.is_reloading = moved.is_back = false;
     if (!moved.is_copied || moved.is_released) return;
@@ -160,6 +184,7 @@ class Replay {
     if (!moved.is_reloading) copy_back(storage);
     if (moved.is_back) return;
     moved.is_back = true;
+    reload_stall_ns_ = std::max<std::int64_t>(0, moved.reload_ns - clock_.now_ns(compute));
     wait(moved.reload_ns, moved, true, false);
   }
 
@@ -171,15 +196,25 @@ class Replay {
 
   const StepModel::Shape& shape_;
   VirtualClock clock_;
+  const ReplayedHost host_;
+  std::int64_t host_ns_;  // when the host has issued all so far
+  const ScratchList<ReplayedAbsence>& absences_;
   ScratchList<Moved> moved_;
   ScratchList<AtPoint> at_;
   std::int32_t point_ = 0;
-  std::int64_t host_ns_ = 0;            // when the host has issued all so far
+  std::int64_t reload_stall_ns_ = 0;    // of the use at this point
   ScratchList<std::int32_t> order_[2];  // gaps in the order of offloads and of reloads
-  std::vector<StepStall> stalls_;
+  std::vector<StepStall>* const stalls_;
+  StepTimeline* const timeline_;
 };
 
 }  // namespace
+
+ReplayedTimes replay_step(const StepModel::Shape& shape, const LinkModel& link, ReplayedHost host,
+                          const ScratchList<ReplayedAbsence>& absences, const ScratchList<std::int32_t>& by_use,
+                          Scratch& scratch, std::vector<StepStall>* stalls, StepTimeline* timeline) {
+  return Replay(shape, link, host, absences, scratch, stalls, timeline).run(by_use, scratch);
+}
 
 void StepModel::require_gap(const StepAbsence& absence) const {
   const auto last = static_cast<std::int32_t>(points()) - 1;
@@ -197,11 +232,15 @@ StepOutcome StepModel::replay(const std::vector<StepAbsence>& absences) const {
     require_gap(absences[index]);
     absence_of_gap[absences[index].gap] = static_cast<std::int32_t>(index);
   }
-  std::vector<StepAbsence> by_storage;
+  StepOutcome outcome{};
+  outcome.absences.reserve(absences.size());
+  ScratchList<ReplayedAbsence> by_storage(scratch.memory());
   by_storage.reserve(absences.size());
   for (const std::int32_t gap : gaps_by_storage_) {
     if (absence_of_gap[gap] < 0) continue;
-    by_storage.push_back(absences[absence_of_gap[gap]]);
+    const StepAbsence& one = absences[absence_of_gap[gap]];
+    outcome.absences.push_back(one);
+    by_storage.push_back({shape_.gaps[gap].storage, gap, one.release_point, one.reload_point});
     absence_of_gap[gap] = static_cast<std::int32_t>(by_storage.size()) - 1;
   }
   ScratchList<std::int32_t> by_use(scratch.memory());
@@ -209,7 +248,12 @@ StepOutcome StepModel::replay(const std::vector<StepAbsence>& absences) const {
   for (const std::int32_t gap : gaps_by_use_) {
     if (absence_of_gap[gap] >= 0) by_use.push_back(absence_of_gap[gap]);
   }
-  return Replay(shape_, link_, scratch).run(std::move(by_storage), by_use, scratch);
+  const auto [device_ns, host_ns] =
+      replay_step(shape_, link_, {shape_.synchronizes, 0}, by_storage, by_use, scratch, &outcome.stalls, nullptr);
+  // With both synchronized, the last point is not reached before the host has issued the step.
+  outcome.step_ns = std::max(device_ns, host_ns);
+  outcome.host_ns = host_ns;
+  return outcome;
 }
 
 std::pair<std::int32_t, std::int32_t> StepModel::away(const StepAbsence& absence) const {

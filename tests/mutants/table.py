@@ -23,25 +23,25 @@ def _of(tests: str, *faults: tuple[str, str, str]) -> list[Mutant]:
 MUTANTS = [
     *_of(
         "planning/test_host_lane.py planning/training/test_issued.py",
-        ("planning/simulate.py", "ready_ns = max(ready_ns, self._host.now_ns)", "pass"),
-        ("planning/recomputing.py", "self._issue_ns += recompute.issue_ns", "pass"),
+        ("csrc/planning/step_replay.cpp", "? std::max(ready_ns, host_ns_) : ready_ns", "? ready_ns : ready_ns"),
+        ("csrc/planning/recorded_step.cpp", "issue_ns_ += lifetime.recompute.issue_ns;", ""),
         ("planning/bound/lower_bound.py", "min(1.0, missing / nbytes)", "1.0"),
         ("planning/search/auto.py", "if min(steps_ns) > min(alone_ns):", "if False:"),
         ("planning/training/issued.py", "found += training.micro_batches * unit.forward_issue_ns", "pass"),
     ),
     *_of(
-        "planning/test_footprint.py planning/test_costs.py planning/test_recomputing.py planning/search"
-        " planning/policies",
+        "planning/test_footprint.py planning/test_costs.py planning/test_recorded_step.py planning/test_simulate.py"
+        " planning/test_recomputing.py planning/search planning/policies",
         ("planning/footprint.py", "if use > point), None)", "if use >= point), None)"),
         ("planning/footprint.py", "return range(begin, end + 1)", "return range(begin, end)"),
-        ("planning/gaps.py", "held = max(held, use, done)", "held = max(held, use)"),
-        ("planning/simulate.py", "max(0, time_ns - self._now_ns)", "0"),
-        ("planning/simulate.py", "allocated_bytes - self._absent[point + 1]", "allocated_bytes - self._absent[point]"),
-        ("planning/least_memory.py", "return max(_least_peaks(recording))", "return min(_least_peaks(recording))"),
+        ("csrc/planning/recorded_step.cpp", "std::max({held, one.use, one.done})", "std::max(held, one.use)"),
+        ("csrc/planning/step_replay.cpp", "begin_ns - computed_ns", "0"),
+        ("csrc/planning/step_timeline.cpp", "now += absent[point + 1]", "now += absent[point]"),
+        ("planning/least_memory.py", "return max(recorded_step", "return min(recorded_step"),
         (
-            "planning/recomputing.py",
-            "max(recompute.kept_bytes, recompute.disc",
-            "min(recompute.kept_bytes, recompute.disc",
+            "csrc/planning/recorded_step.cpp",
+            "std::max(recompute.kept_bytes, recompute.disc",
+            "std::min(recompute.kept_bytes, recompute.disc",
         ),
         ("planning/costs.py", "max(*rates.values(), share * both)", "min(*rates.values(), share * both)"),
         (

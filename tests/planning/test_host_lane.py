@@ -17,13 +17,9 @@ from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
 from vdnn.planning.policies.plan_policy import PlanRequest
 from vdnn.planning.recomputing import candidates_of, with_recomputes
+from vdnn.planning.recorded_step import make_link_model, recorded_step
 from vdnn.planning.search.auto import Auto
-from vdnn.planning.search.step_model import (
-    make_link_model,
-    make_recorded_step,
-    make_step_model,
-    plan_of,
-)
+from vdnn.planning.search.step_model import make_step_model, plan_of
 from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Action
 from vdnn.step.recording import Point, PointKind, Recording
@@ -80,7 +76,7 @@ def test_native_recomputes_have_the_issue_times_of_the_reference(
     candidates = candidates_of(recording)
     chosen = data.draw(strategies.sets(strategies.sampled_from(candidates))) if candidates else set()
     followed = with_recomputes(recording, chosen)
-    recomputed = make_recorded_step(recording).with_recomputes(sorted(chosen))
+    recomputed = recorded_step(recording).with_recomputes(sorted(chosen))
     assert recomputed.step_ns == followed.kept_ns
     everything = bytes([1] * len(gaps_of(followed)))
     outcome = recomputed.model(make_link_model(costs), 7).evaluate(everything, recomputed.least_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import pytest
 
@@ -17,8 +17,10 @@ from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
 from vdnn.planning.policies import PlanPolicy, PlanRequest
 from vdnn.planning.recomputing import recording_under
-from vdnn.planning.search import plan_search
+from vdnn.planning.search import auto
 from vdnn.planning.search.auto import Auto
+from vdnn.planning.search.effort import Effort
+from vdnn.planning.search.plan_search import make_plan_search
 from vdnn.planning.search.step_model import AbsenceTuple, plan_of
 from vdnn.step.plan import Plan
 
@@ -130,12 +132,24 @@ def test_of_sorted_candidates_none_is_asked_for_after_one_that_fits_as_it_is() -
     assert corrected.proposed == 2, "the next one may be shorter than what was corrected"
 
 
+class MovesAlone:
+    """A search that chooses no recomputes."""
+
+    def __init__(self, request: PlanRequest, effort: Effort, known: Collection[int] = ()) -> None:
+        self._search = make_plan_search(request, effort, known)
+        self.moves = self._search.moves
+
+    def all(self) -> list[tuple[int, list[int], list[AbsenceTuple]]]:
+        moves = self._search.moves([])
+        return [] if moves is None else [(0, [], moves)]
+
+
 def test_a_certified_plan_tries_the_recomputes_that_the_bound_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search of recomputes is kept from finding any, so that the plan only moves."""
     recording = recomputable(chain([100, 100, 200]), 1, (), compute_ns=1)
     slow = LinkCosts(1e7, 1e7, 2e7, 0)
     budget_bytes = recording.peak_bytes - 100
-    monkeypatch.setattr(plan_search, "candidates_of", lambda recording: [])
+    monkeypatch.setattr(auto, "make_plan_search", MovesAlone)
     moved = plan_step(recording, slow, budget_bytes, certify=True)
     assert moved.plan.offloaded_bytes
     bound = Bound(recording.compute_ns, is_whole=False, recomputes=frozenset({1}))

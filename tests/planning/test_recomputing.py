@@ -17,7 +17,7 @@ from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
 from vdnn.planning.recomputing import candidates_of, with_recomputes
-from vdnn.planning.search.step_model import make_recorded_step
+from vdnn.planning.recorded_step import recorded_step
 from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Action
 from vdnn.step.recording import PointKind, Recording
@@ -75,7 +75,7 @@ def test_what_is_needed_to_encode_is_in_the_peak() -> None:
     recording = compressible(recording, 1, discard_ns=3, discard_bytes=55)
     packed = with_recomputes(recording, {1})
     assert packed.points[2].peak_bytes == RESIDENT + 10 + 80 + 5 + 55
-    assert make_recorded_step(recording).with_recomputes([1]).peak_bytes == packed.peak_bytes == RESIDENT + 150
+    assert recorded_step(recording).with_recomputes([1]).peak_bytes == packed.peak_bytes == RESIDENT + 150
 
 
 def test_what_a_codec_leaves_is_moved_where_that_costs_least() -> None:

@@ -6,9 +6,9 @@ point r frees its memory there, or when its last other holder releases it, and t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Sequence
 
+from vdnn.planning.recorded_step import recorded_step
 from vdnn.step.plan import Absence, Action, PlannedLifetime
 from vdnn.step.recording import Lifetime, Recording
 
@@ -32,18 +32,7 @@ def absent_intervals(lifetime: Lifetime, absence: Absence) -> range:
 
 def interval_bytes(recording: Recording, lifetimes: Sequence[PlannedLifetime]) -> list[int]:
     """The peak of every interval with the absences of these lifetimes."""
-    change = [0] * (len(recording.points) + 1)
-    for lifetime, planned in zip(recording.lifetimes, lifetimes, strict=True):
-        for absence in planned.absences:
-            absent_in = absent_intervals(lifetime, absence)
-            if absent_in:
-                change[absent_in.start] -= lifetime.nbytes
-                change[absent_in.stop] += lifetime.nbytes
-    peaks, absent = [], 0
-    for point, more in zip(recording.points, change, strict=False):
-        absent += more
-        peaks.append(point.peak_bytes + absent)
-    return peaks
+    return recorded_step(recording).interval_bytes(lifetimes)
 
 
 def stored_bytes(
@@ -52,18 +41,7 @@ def stored_bytes(
     actions: Collection[Action] = (Action.KEEP, Action.OFFLOAD),
 ) -> list[int]:
     """The bytes of saved storages that are on the device at each point, of those with these actions."""
-    change = [0] * (len(recording.points) + 1)
-    for lifetime, planned in zip(recording.lifetimes, lifetimes, strict=True):
-        if planned.action not in actions:
-            continue
-        change[lifetime.saves[0]] += lifetime.nbytes
-        change[lifetime.end_point] -= lifetime.nbytes
-        for absence in planned.absences:
-            absent_at = range(absence.release_point, absent_intervals(lifetime, absence).stop - 1)
-            if absent_at:
-                change[absent_at.start] -= lifetime.nbytes
-                change[absent_at.stop] += lifetime.nbytes
-    return list(itertools.accumulate(change[:-1]))
+    return recorded_step(recording).stored_bytes(lifetimes, [one.action in actions for one in lifetimes])
 
 
 def offload_everything(recording: Recording) -> tuple[PlannedLifetime, ...]:

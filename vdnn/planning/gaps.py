@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from vdnn.planning.recorded_step import recorded_step
 from vdnn.step.plan import Absence, Action, PlannedLifetime
-from vdnn.step.recording import Lifetime, Recording
+from vdnn.step.recording import Recording
 
 
 class Gap(NamedTuple):
     """Gap `number` of a lifetime: the storage is absent from interval `first` to interval `last`, both included, if it
-    is released at `release_point` and reloaded at `use` (None: it is not used again).
-
-    A tuple, because a search for recomputes makes the gaps of some hundred steps, and a frozen dataclass takes three
-    times as long.
-    """
+    is released at `release_point` and reloaded at `use` (None: it is not used again)."""
 
     lifetime: int
     number: int
@@ -32,29 +29,7 @@ class Gap(NamedTuple):
 def gaps_of(recording: Recording) -> tuple[Gap, ...]:
     """All gaps, in the order in which their copies to the host are issued; those of one lifetime in the order of its
     uses."""
-    found: list[Gap] = []
-    for index, lifetime in enumerate(recording.lifetimes):
-        found += _gaps_of(index, lifetime)
-    lifetimes = recording.lifetimes
-    found.sort(key=lambda gap: lifetimes[gap.lifetime].copy_point)
-    return tuple(found)
-
-
-def _gaps_of(index: int, lifetime: Lifetime) -> list[Gap]:
-    """The absences of offload_everything(), found in one pass over the uses."""
-    found: list[Gap] = []
-    release, end = lifetime.copy_point, lifetime.end_point
-    held = max(release, lifetime.free_point)  # by other holders, or by the operation that reads the last use
-    for use, done in zip(lifetime.uses, lifetime.read, strict=True):
-        if use > release:
-            last = use if use < end else end
-            if held < last:
-                found.append(Gap(index, len(found), lifetime.nbytes, release, use, held + 1, last))
-            release = use
-        held = max(held, use, done)
-    if held < end:
-        found.append(Gap(index, len(found), lifetime.nbytes, release, None, held + 1, end))
-    return found
+    return tuple(map(Gap._make, recorded_step(recording).gaps))
 
 
 def planned_lifetimes(recording: Recording, absences: dict[Gap, Absence]) -> tuple[PlannedLifetime, ...]:

@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import BudgetError
-from vdnn.planning.gaps import gaps_of
+from vdnn.planning.recorded_step import recorded_step
 from vdnn.step.recording import PointKind, Recording
 
 _BEFORE = "Parameters, optimizer state and what else there is before the step"
 
 
 def least_bytes(recording: Recording) -> int:
-    return max(_least_peaks(recording))
+    return max(recorded_step(recording).least_peaks)
 
 
 def least_bytes_without_gradients(recording: Recording) -> int:
@@ -36,29 +36,18 @@ def least_bytes_without_gradients(recording: Recording) -> int:
     ]
     staying = list(itertools.accumulate(reversed(others), min))[::-1]  # from each point to the last use
     gradients = [0, *(max(0, nbytes - recording.resident_bytes) for nbytes in staying)]
-    return max(peak - nbytes for peak, nbytes in zip(_least_peaks(recording), gradients, strict=False))
+    return max(peak - nbytes for peak, nbytes in zip(recorded_step(recording).least_peaks, gradients, strict=False))
 
 
 def require_feasible_budget(recording: Recording, budget_bytes: int) -> None:
     """Raises BudgetError if no plan is under the budget."""
-    require_feasible(recording, _least_peaks(recording), budget_bytes)
-
-
-def _least_peaks(recording: Recording) -> list[int]:
-    """The peak of every interval under offload_everything(), computed without making that plan."""
-    change = [0] * (len(recording.points) + 1)
-    for gap in gaps_of(recording):
-        change[gap.first] -= gap.nbytes
-        change[gap.last + 1] += gap.nbytes
-    return [
-        point.peak_bytes + absent for point, absent in zip(recording.points, itertools.accumulate(change), strict=False)
-    ]
+    require_feasible(recording, recorded_step(recording).least_peaks, budget_bytes)
 
 
 def as_if_feasible(recording: Recording, budget_bytes: int) -> Recording:
     """The same step, with as much less memory in each interval that no plan brings under the budget: a plan of it meets
     the budget in all the others."""
-    over = [max(0, peak - budget_bytes) for peak in _least_peaks(recording)]
+    over = [max(0, peak - budget_bytes) for peak in recorded_step(recording).least_peaks]
     points = tuple(
         replace(
             point,

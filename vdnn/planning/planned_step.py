@@ -25,7 +25,7 @@ from vdnn.planning.recomputing import recording_under
 from vdnn.planning.search.auto import Auto
 from vdnn.planning.search.prefix_cut import PrefixCut
 from vdnn.planning.search.use_moments import with_room_at_uses
-from vdnn.planning.simulate import simulate_followed
+from vdnn.planning.simulate import SimulatedStep, simulate_followed
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline, Track
@@ -36,26 +36,31 @@ _SLOW = 1.25  # times the step with everything kept: from here on a note says wh
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
     """A recording with its plan. `followed` is the step with its recomputes: the points of the plan are points of
-    that recording. `timeline` is predicted. `bound` is None if it was not asked for or its solver is not installed.
-    Planning took `plan_seconds`."""
+    that recording. `simulated` is the predicted step. `bound` is None if it was not asked for or its solver is not
+    installed. Planning took `plan_seconds`."""
 
     recording: Recording
     plan: Plan
     followed: Recording
-    timeline: Timeline
+    simulated: SimulatedStep
     bound: Bound | None
     plan_seconds: float
 
     @property
+    def timeline(self) -> Timeline:
+        """The predicted timeline."""
+        return self.simulated.timeline
+
+    @property
     def fits(self) -> bool:
         budget_bytes = self.plan.budget_bytes
-        return budget_bytes is None or self.timeline.peak_bytes <= budget_bytes
+        return budget_bytes is None or self.simulated.peak_bytes <= budget_bytes
 
     @property
     def slowdown(self) -> float:
         """The predicted step time as a multiple of the time with everything kept: 1.05 is 5 % longer."""
         kept_ns = self.recording.kept_ns
-        return self.timeline.step_ns / kept_ns if kept_ns else 1.0
+        return self.simulated.step_ns / kept_ns if kept_ns else 1.0
 
     @property
     def is_bound_by_host(self) -> bool:
@@ -92,17 +97,17 @@ def plan_step(
     planner = make_planner(policy)
     request = PlanRequest(recording, costs, budget_bytes)
     best = _shortest(planner, request, planner.followed_candidates(request), are_sorted=planner.are_sorted(request))
-    if budget_bytes is not None and best.timeline.peak_bytes > budget_bytes:
+    if budget_bytes is not None and best.simulated.peak_bytes > budget_bytes:
         if planner.name == "auto":
             cut = _shortest(PrefixCut(), request, PrefixCut().followed_candidates(request))
-            if cut.timeline.peak_bytes < best.timeline.peak_bytes:
+            if cut.simulated.peak_bytes < best.simulated.peak_bytes:
                 best = cut._replace(plan=replace(cut.plan, policy=planner.name))
-        if must_fit and best.timeline.peak_bytes > budget_bytes:
+        if must_fit and best.simulated.peak_bytes > budget_bytes:
             raise _no_fit(planner, recording, best, budget_bytes)
     seconds = time.perf_counter() - began
     bound = None
     if certify:
-        bound = _bound(recording, costs, budget_bytes, best.timeline.step_ns)
+        bound = _bound(recording, costs, budget_bytes, best.simulated.step_ns)
         if bound is not None and bound.recomputes and isinstance(planner, Auto):
             other = planner.with_recomputes(request, bound.recomputes)
             plans = [best.plan, *([] if other is None else [other])]
@@ -110,8 +115,8 @@ def plan_step(
     return PlannedStep(recording, *best, bound, seconds)
 
 
-def _no_fit(planner: PlanPolicy, recording: Recording, best: _Simulated, budget_bytes: int) -> VdnnError:
-    peak_bytes = best.timeline.peak_bytes
+def _no_fit(planner: PlanPolicy, recording: Recording, best: _Candidate, budget_bytes: int) -> VdnnError:
+    peak_bytes = best.simulated.peak_bytes
     if planner.name != "auto":
         return VdnnError(
             f"policy {planner.name!r} has no plan under {format_bytes(budget_bytes)}: the one it makes needs "
@@ -127,47 +132,47 @@ def _no_fit(planner: PlanPolicy, recording: Recording, best: _Simulated, budget_
     )
 
 
-class _Simulated(NamedTuple):
-    """A plan, the step with its recomputes, and its timeline."""
+class _Candidate(NamedTuple):
+    """A plan, the step with its recomputes, and its prediction."""
 
     plan: Plan
     followed: Recording
-    timeline: Timeline
+    simulated: SimulatedStep
 
 
 def _shortest(
     planner: PlanPolicy, request: PlanRequest, plans: Iterable[tuple[Plan, Recording]], *, are_sorted: bool = False
-) -> _Simulated:
+) -> _Candidate:
     """The plan with the shortest step, corrected. `plans` has each beside the step with its recomputes. Where not even
     the first one fits, the others may take as much memory as it does."""
-    best: _Simulated | None = None
+    best: _Candidate | None = None
     most_bytes = 0
     for one, followed in plans:
         found = _corrected(planner, request, one, followed)
-        timeline = found.timeline
+        simulated = found.simulated
         if best is None:
             best = found
-            most_bytes = max(request.budget_bytes or 0, timeline.peak_bytes)
-        elif timeline.step_ns < best.timeline.step_ns and timeline.peak_bytes <= most_bytes:
+            most_bytes = max(request.budget_bytes or 0, simulated.peak_bytes)
+        elif simulated.step_ns < best.simulated.step_ns and simulated.peak_bytes <= most_bytes:
             best = found
-        if best.timeline.step_ns <= request.recording.kept_ns:
+        if best.simulated.step_ns <= request.recording.kept_ns:
             break
-        if are_sorted and found.plan is one and timeline.peak_bytes <= (request.budget_bytes or 0):
+        if are_sorted and found.plan is one and simulated.peak_bytes <= (request.budget_bytes or 0):
             break  # it was not corrected, so no later one is shorter
     if best is None:
         raise RuntimeError(f"policy {planner.name!r}: expected at least one candidate, got none")
     return best
 
 
-def _corrected(planner: PlanPolicy, request: PlanRequest, plan: Plan, followed: Recording) -> _Simulated:
-    """The plan with its timeline, under the budget where it can be."""
+def _corrected(planner: PlanPolicy, request: PlanRequest, plan: Plan, followed: Recording) -> _Candidate:
+    """The plan with its prediction, under the budget where it can be."""
     _, costs, budget_bytes = request
-    timeline = simulate_followed(followed, plan, costs)
-    if budget_bytes is not None and timeline.peak_bytes > budget_bytes and planner.may_be_corrected:
+    simulated = simulate_followed(followed, plan, costs)
+    if budget_bytes is not None and simulated.peak_bytes > budget_bytes and planner.may_be_corrected:
         # The search does not see all memory that a use needs.
         plan = with_room_at_uses(followed, plan, budget_bytes)
-        timeline = simulate_followed(followed, plan, costs)
-    return _Simulated(plan, followed, timeline)
+        simulated = simulate_followed(followed, plan, costs)
+    return _Candidate(plan, followed, simulated)
 
 
 def _bound(recording: Recording, costs: LinkCosts, budget_bytes: int | None, step_ns: int) -> Bound | None:

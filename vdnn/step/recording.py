@@ -115,8 +115,15 @@ class Lifetime:
     recompute: Recompute | None = None
 
 
+class KeptBeside:
+    """A place beside the fields of a value for what a reader made of it once. It is no part of the value: it is not
+    compared, copied or saved."""
+
+    __slots__ = ("kept",)
+
+
 @dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(KeptBeside):
     """The recording of one step. `clock` names the clock of its times: "virtual", "device" or "host". `synchronizes`:
     the host waits for the device between this step and the next, so that it is never ahead when a step begins."""
 
@@ -142,7 +149,8 @@ class Recording:
 
     @property
     def kept_ns(self) -> int:
-        """The step with everything kept: no plan has a shorter one. See [Note: The host lane] in simulate.py."""
+        """The step with everything kept: no plan has a shorter one. See [Note: The host lane] in
+        csrc/planning/step_timeline.h."""
         host_ns = device_ns = 0
         for point in self.points:
             host_ns += point.issue_ns

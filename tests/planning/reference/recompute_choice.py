@@ -18,12 +18,13 @@ from dataclasses import dataclass
 
 from tests.planning.reference.local_search import Search
 from tests.planning.reference.move_search import first_choices
+from tests.planning.reference.recomputing import ordered_candidates
 from vdnn import _C
 from vdnn.planning.gaps import Gap
 from vdnn.planning.policies.plan_policy import PlanRequest
-from vdnn.planning.recomputing import candidates_by_issue, candidates_of, cost_ns, host_cost_ns
+from vdnn.planning.recomputing import cost_ns, host_cost_ns
+from vdnn.planning.recorded_step import make_link_model, recorded_step
 from vdnn.planning.search.effort import Effort
-from vdnn.planning.search.step_model import make_link_model, make_recorded_step
 
 # Trials for a step of one point; longer steps get fewer.
 _EFFORT = 120_000
@@ -63,14 +64,14 @@ class RecomputeChoice:
         self._request = request
         self._known = frozenset(known)
         self._budget_bytes = request.budget_bytes
-        self._step = make_recorded_step(request.recording)
+        self._step = recorded_step(request.recording)
         self._link = make_link_model(request.costs)
         trials = round(effort.trials * _EFFORT / len(request.recording.points))
         self._left: float = max(_LEAST_TRIALS, min(effort.most_trials, trials))
         self._moves = effort.moves_a_trial
         self._shortest_ns: dict[frozenset[int], float] = {}  # no plan of a choice is shorter; infinite: it does not fit
         self._tried: dict[frozenset[int], RecomputeTrial] = {}
-        self._candidates = candidates_of(request.recording)
+        self._candidates = ordered_candidates(request.recording, by_issue=False)
         lifetimes = request.recording.lifetimes
         self._recomputes = {one: recompute for one in self._candidates if (recompute := lifetimes[one].recompute)}
 
@@ -86,7 +87,7 @@ class RecomputeChoice:
         whole = [one for one in candidates if not self._recomputes[one].kept_bytes]
         orders = [candidates, whole]
         if self._request.recording.has_host:
-            orders.append(candidates_by_issue(self._request.recording))
+            orders.append(ordered_candidates(self._request.recording, by_issue=True))
         for order in orders:
             self._try_counts(self._fitting(order))
         self._improve()

@@ -1,4 +1,4 @@
-"""The native model of a step gives the same answers as schedule.py and simulate.py, on any recording."""
+"""The native model of a step gives the same answers as schedule.py and timeline.py, on any recording."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from hypothesis import given, settings, strategies
 from tests.drawn import examples
 from tests.planning.recordings import LINKS, any_recording, chain
 from tests.planning.reference.schedule import schedule
+from tests.planning.reference.timeline import timeline_of
 from vdnn.errors import InvalidArgumentError
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.gaps import gaps_of
 from vdnn.planning.least_memory import least_bytes
+from vdnn.planning.recorded_step import make_link_model, recorded_step
 from vdnn.planning.search.step_model import (
     absences_by_gap,
-    make_link_model,
-    make_recorded_step,
     make_step_model,
     plan_of,
     tuples_of_plan,
 )
-from vdnn.planning.simulate import simulate
 from vdnn.step.recording import Recording
 
 
@@ -46,7 +45,7 @@ def test_schedule_and_time_are_those_of_the_reference(
     assert absences_by_gap(gaps, outcome.absences) == expected
     plan = plan_of(recording, gaps, outcome.absences, "any", budget)
     assert model.peak_bytes(outcome.absences) == max(interval_bytes(recording, plan.lifetimes)) <= budget
-    timeline = simulate(recording, plan, costs)
+    timeline = timeline_of(recording, plan, costs)
     assert outcome.step_ns == timeline.step_ns
     assert sum(stall[2] for stall in outcome.stalls) == timeline.stall_ns
     assert sorted(tuples_of_plan(gaps, plan)) == sorted(outcome.absences)
@@ -67,15 +66,15 @@ def test_any_plan_takes_the_time_that_the_reference_says(
     plan = plan_of(recording, gaps, absences, "any", None)
     model = make_step_model(recording, gaps, costs)
     outcome = model.replay(absences)
-    assert outcome.step_ns == simulate(recording, plan, costs).step_ns
-    step = make_recorded_step(recording).with_recomputes([])
+    assert outcome.step_ns == timeline_of(recording, plan, costs).step_ns
+    step = recorded_step(recording).with_recomputes([])
     assert step.shortest_ns(make_link_model(costs), model.peak_bytes(absences)) <= outcome.step_ns
 
 
 def test_a_step_takes_at_least_what_its_copies_take_around_the_peak() -> None:
     """The peak is in the interval that the first use ends."""
     recording = chain([400, 100, 100], compute_ns=50)
-    step = make_recorded_step(recording).with_recomputes([])
+    step = recorded_step(recording).with_recomputes([])
     link = make_link_model(LinkCosts(2e9, 1e9, 3e9, 7))
     peak = recording.peak_bytes
     assert step.shortest_ns(link, peak) == recording.compute_ns == 7 * 50, "nothing moves"

@@ -74,11 +74,11 @@ class Auto(PlanPolicy):
         for one, followed_without in self._candidates(without):
             followed = recording_under(recording, one.lifetimes)
             yield one, followed
-            timeline = simulate_followed(followed, one, costs)
-            steps_ns.append(timeline.step_ns)
-            if timeline.host_stall_ns:
-                timeline = simulate_followed(followed_without, one, without.costs)
-            alone_ns.append(timeline.step_ns)
+            simulated = simulate_followed(followed, one, costs)
+            steps_ns.append(simulated.step_ns)
+            if simulated.host_stall_ns:
+                simulated = simulate_followed(followed_without, one, without.costs)
+            alone_ns.append(simulated.step_ns)
         if min(steps_ns) > min(alone_ns):
             yield from self._candidates(request)
 

@@ -11,9 +11,8 @@ from collections.abc import Collection
 
 from vdnn import _C
 from vdnn.planning.policies.plan_policy import PlanRequest
-from vdnn.planning.recomputing import candidates_by_issue, candidates_of
+from vdnn.planning.recorded_step import make_link_model, recorded_step
 from vdnn.planning.search.effort import Effort
-from vdnn.planning.search.step_model import make_link_model, make_recorded_step
 
 
 def make_plan_search(request: PlanRequest, effort: Effort, known: Collection[int] = ()) -> _C.PlanSearch:
@@ -23,12 +22,10 @@ def make_plan_search(request: PlanRequest, effort: Effort, known: Collection[int
     if budget_bytes is None:
         raise RuntimeError("make_plan_search: expected a request with a budget, got none")
     return _C.PlanSearch(
-        step=make_recorded_step(recording),
+        step=recorded_step(recording),
         link=make_link_model(costs),
         copy_issue_ns=costs.issue_ns,
         budget_bytes=budget_bytes,
-        candidates=candidates_of(recording),
-        candidates_by_issue=candidates_by_issue(recording) if recording.has_host else [],
         effort=effort,
         known=[one for one in sorted(known) if recording.lifetimes[one].recompute is not None] if known else [],
     )

@@ -1,8 +1,9 @@
 """Corrects plans that need too much memory within a use: its storage is reloaded before the plan's releases there.
 
-At a use the reload comes first and the releases after it (see simulate.py), so for a moment both storages are on the
-device. In a plain backward pass, nothing is released at a use. In pipelines, where forward and backward passes
-interleave, saves of another micro-batch are released there. The intervals that the search uses do not show this moment.
+At a use the reload comes first and the releases after it (see csrc/planning/step_timeline.h), so for a moment both
+storages are on the device. In a plain backward pass, nothing is released at a use. In pipelines, where forward and
+backward passes interleave, saves of another micro-batch are released there. The intervals that the search uses do not
+show this moment.
 If a found plan exceeds the budget there, storages are released one point earlier, which frees no less memory anywhere.
 """
 

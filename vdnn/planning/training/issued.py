@@ -1,6 +1,6 @@
 """The time in which the host issues a step of a whole training under a placement.
 
-Step follows step no faster than that. See [Note: The host lane] in vdnn/planning/simulate.py: the host runs ahead.
+Step follows step no faster than that. See [Note: The host lane] in csrc/planning/step_timeline.h: the host runs ahead.
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ class Training:
 
     @property
     def kept_ns(self) -> int:
-        """The step with everything on the device. See [Note: The host lane] in simulate.py: the host runs ahead."""
+        """The step with everything on the device. See [Note: The host lane] in
+        csrc/planning/step_timeline.h: the host runs ahead."""
         return max(self.computing_ns, self.issue_ns)
 
 

@@ -133,7 +133,7 @@ class BetterPlans:
                 planned = plan_step(recording, costs, budget_bytes, policy, must_fit=True)
             except VdnnError:
                 continue
-            if planned.timeline.step_ns <= most_ns:
+            if planned.simulated.step_ns <= most_ns:
                 return planned
         return None
 

@@ -86,7 +86,7 @@ class SizedPlan:
         )
         self.executor = Executor(planned.plan, occupancy)
         self.slowdown = planned.slowdown
-        self.peak_bytes = planned.timeline.peak_bytes
+        self.peak_bytes = planned.simulated.peak_bytes
 
     def follow_with_less_room(self, recording: Recording, planned: PlannedStep) -> None:
         """Follows a plan that leaves less room, as long as more is resident than when the step was recorded."""

@@ -88,7 +88,7 @@ class BudgetPlanner:
             slower *= 2
             found = plan_step(recording, costs.slowed(slower), target_bytes, policy, must_fit=must_fit)
             if found.plan.offloaded_bytes < planned.plan.offloaded_bytes:
-                planned = replace(found, timeline=simulate_followed(found.followed, found.plan, costs))
+                planned = replace(found, simulated=simulate_followed(found.followed, found.plan, costs))
         self.require_host(planned.plan, target_bytes)
         return planned
 
