@@ -629,6 +629,13 @@ class RecordedStep(_Native):
     def gaps(self) -> list[tuple[int, int, int, int, int | None, int, int]]:
         """The fields of each Gap, in the order of gaps_of()."""
     @property
+    def recomputes(self) -> list[tuple[int, int, int, int, int] | None]:
+        """For each lifetime that can be recomputed: compute time, extra and kept bytes, time and bytes of the
+        discard."""
+    @property
+    def peak_bytes(self) -> int:
+        """The peak with everything kept."""
+    @property
     def least_peaks(self) -> list[int]:
         """The peak of each interval with everything absent that may be."""
     def interval_bytes(self, planned: object) -> list[int]:
@@ -636,6 +643,20 @@ class RecordedStep(_Native):
     def stored_bytes(self, planned: object, counts: Sequence[bool]) -> list[int]:
         """The bytes at each point of the lifetimes that count."""
     def simulate(self, planned: object, link: LinkModel, copy_issue_ns: int) -> StepTimeline: ...
+
+class SizeCurve(_Native):
+    """The curve of numbers through their values at two or three sizes. See vdnn.runtime.steps.resized_steps."""
+
+    def __init__(
+        self, *, shares: Sequence[float], pair: tuple[int, int], along_line: float, with_square: float, is_above: bool
+    ) -> None: ...
+    def values(self, amounts: Sequence[Sequence[int]]) -> list[int]:
+        """`amounts` has the numbers of each recorded step."""
+    def resized(
+        self, steps: Sequence[RecordedStep], more_bytes: Sequence[int], first: Sequence[int]
+    ) -> RecordedStep | None:
+        """The step that begins with a save of size `first`. None if the steps do not save and use the same in the same
+        order. `more_bytes` are added to what each has allocated."""
 
 class PlanSearch(_Native):
     """The search for the plan of one step under one budget. See vdnn.planning.search.plan_search."""

@@ -6,7 +6,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -21,6 +23,7 @@
 #include "planning/local_search.h"
 #include "planning/plan_search.h"
 #include "planning/recorded_step.h"
+#include "planning/resized_step.h"
 #include "planning/room_tree.h"
 #include "planning/step_model.h"
 #include "planning/step_timeline.h"
@@ -57,6 +60,13 @@ class Field {
     const py::object value = of(object);
     return value.is_none() ? -1 : point(value);
   }
+  [[nodiscard]] std::vector<std::int64_t> numbers_of(py::handle object) const {
+    const py::tuple values(of(object));
+    std::vector<std::int64_t> numbers;
+    numbers.reserve(values.size());
+    for (const py::handle value : values) numbers.push_back(number(value));
+    return numbers;
+  }
   [[nodiscard]] std::vector<std::int32_t> points_of(py::handle object) const {
     const py::tuple values(of(object));
     std::vector<std::int32_t> points;
@@ -88,6 +98,7 @@ struct Fields {
   Field points{"points"}, lifetimes{"lifetimes"}, synchronizes{"synchronizes"};
   Field kind{"kind"}, lifetime{"lifetime"}, compute_ns{"compute_ns"}, allocated_bytes{"allocated_bytes"},
       peak_bytes{"peak_bytes"}, issue_ns{"issue_ns"};
+  Field key{"key"}, size{"size"}, operation{"operation"};
   Field nbytes{"nbytes"}, saves{"saves"}, uses{"uses"}, read{"read"}, copy_point{"copy_point"},
       free_point{"free_point"}, end_point{"end_point"}, recompute{"recompute"};
   Field inputs{"inputs"}, known_point{"known_point"}, extra_bytes{"extra_bytes"}, kept_bytes{"kept_bytes"},
@@ -110,11 +121,11 @@ RecordedLifetime lifetime_of(py::handle lifetime) {
                          field.saves.points_of(lifetime)};
   const py::object recompute = field.recompute.of(lifetime);
   if (recompute.is_none()) return found;
-  found.recompute = {field.inputs.points_of(recompute),          field.known_point.point_of(recompute),
-                     field.compute_ns.number_of(recompute),      field.extra_bytes.number_of(recompute),
-                     field.kept_bytes.number_of(recompute),      field.discard_ns.number_of(recompute),
-                     field.discard_bytes.number_of(recompute),   field.issue_ns.number_of(recompute),
-                     field.discard_issue_ns.number_of(recompute)};
+  found.recompute = {field.inputs.points_of(recompute),           field.known_point.point_of(recompute),
+                     field.compute_ns.number_of(recompute),       field.extra_bytes.number_of(recompute),
+                     field.kept_bytes.number_of(recompute),       field.discard_ns.number_of(recompute),
+                     field.discard_bytes.number_of(recompute),    field.issue_ns.number_of(recompute),
+                     field.discard_issue_ns.number_of(recompute), field.operation.of(recompute).cast<std::string>()};
   return found;
 }
 
@@ -133,9 +144,20 @@ std::shared_ptr<RecordedStep> make_recorded_step(const py::object& recording) {
     points.allocated_bytes.push_back(field.allocated_bytes.number_of(point));
     points.peak_bytes.push_back(field.peak_bytes.number_of(point));
     points.issue_ns.push_back(field.issue_ns.number_of(point));
+    const py::object key = field.key.of(point);
+    points.dimensions.push_back(key.is_none() ? -1 : static_cast<std::int32_t>(py::tuple(field.size.of(key)).size()));
   }
+  const py::tuple recorded(field.points.of(recording));
   std::vector<RecordedLifetime> lifetimes;
-  for (const py::handle lifetime : py::tuple(field.lifetimes.of(recording))) lifetimes.push_back(lifetime_of(lifetime));
+  for (const py::handle one : py::tuple(field.lifetimes.of(recording))) {
+    lifetimes.push_back(lifetime_of(one));
+    RecordedLifetime& lifetime = lifetimes.back();
+    if (lifetime.saves.empty() || lifetime.saves[0] < 0 || lifetime.saves[0] >= static_cast<int>(recorded.size())) {
+      continue;  // RecordedStep checks points
+    }
+    const py::object key = field.key.of(recorded[lifetime.saves[0]]);
+    if (!key.is_none()) lifetime.first_size = field.size.numbers_of(key);
+  }
   return std::make_shared<RecordedStep>(std::move(points), std::move(lifetimes));
 }
 
@@ -278,6 +300,32 @@ py::list lifetimes_of(const RecordedStep& step) {
                                  storage.copy_point, storage.free_point, storage.end_point));
   }
   return tuples;
+}
+
+// For each lifetime that can be recomputed the numbers of its Recompute that depend on the size of the step.
+py::list recomputes_of_step(const RecordedStep& step) {
+  py::list found;
+  for (const RecordedLifetime& one : step.lifetimes()) {
+    const StepRecompute& recompute = one.recompute;
+    if (recompute.known_point < 0) {
+      found.append(py::none());
+    } else {
+      found.append(py::make_tuple(recompute.compute_ns, recompute.extra_bytes, recompute.kept_bytes,
+                                  recompute.discard_ns, recompute.discard_bytes));
+    }
+  }
+  return found;
+}
+
+std::shared_ptr<RecordedStep> make_resized(const SizeCurve& curve,
+                                           const std::vector<std::shared_ptr<RecordedStep>>& steps,
+                                           const std::vector<std::int64_t>& more_bytes,
+                                           const std::vector<std::int64_t>& first) {
+  std::vector<std::reference_wrapper<const RecordedStep>> recorded;
+  recorded.reserve(steps.size());
+  for (const std::shared_ptr<RecordedStep>& one : steps) recorded.emplace_back(*one);
+  std::optional<RecordedStep> made = resized(recorded, more_bytes, curve, first);
+  return made.has_value() ? std::make_shared<RecordedStep>(*std::move(made)) : nullptr;
 }
 
 constexpr std::chrono::milliseconds between_signals{50};
@@ -426,7 +474,9 @@ void bind_planning(py::module_& module) {
       .def("candidates", &RecordedStep::candidates, arg("by_issue"))
       .def_property_readonly("points", &points_of)
       .def_property_readonly("lifetimes", &lifetimes_of)
+      .def_property_readonly("recomputes", &recomputes_of_step)
       .def_property_readonly("gaps", [](const RecordedStep& step) { return gaps_of(step.with_recomputes({})); })
+      .def_property_readonly("peak_bytes", &RecordedStep::most_bytes)
       .def_property_readonly("least_peaks", &RecordedStep::least_peaks)
       .def(
           "interval_bytes",
@@ -460,6 +510,17 @@ void bind_planning(py::module_& module) {
             return model.peak_bytes(from_tuples(absences));
           },
           arg("absences"));
+  py::class_<SizeCurve>(module, "SizeCurve")
+      .def(py::init([](std::vector<double> shares, const std::pair<std::size_t, std::size_t>& pair, double along_line,
+                       double with_square, bool is_above) {
+             if (shares.size() < 2 || shares.size() > 3 || std::max(pair.first, pair.second) >= shares.size()) {
+               throw InvalidArgument("shares", "2 or 3, and a pair of them", std::to_string(shares.size()));
+             }
+             return SizeCurve{std::move(shares), {pair.first, pair.second}, along_line, with_square, is_above};
+           }),
+           py::kw_only(), arg("shares"), arg("pair"), arg("along_line"), arg("with_square"), arg("is_above"))
+      .def("values", &SizeCurve::values, arg("amounts"))
+      .def("resized", &make_resized, arg("steps"), arg("more_bytes"), arg("first"));
   py::class_<PlanSearch, std::shared_ptr<PlanSearch>>(module, "PlanSearch")
       .def(py::init(&make_plan_search), py::kw_only(), arg("step"), arg("link"), arg("copy_issue_ns"),
            arg("budget_bytes"), arg("effort"), arg("known"))

@@ -103,8 +103,10 @@ class Rewriting {
       const std::size_t index = lifetimes.size();
       if (index < lifetimes_.size()) {
         for (const std::int32_t save : lifetimes_[index].saves) made.saves.push_back(point_of_[save]);
+        made.first_size = lifetimes_[index].first_size;
       } else {
         made.saves.push_back(storage.copy_point);
+        made.first_size.push_back(storage.bytes);
       }
       lifetimes.push_back(std::move(made));
     });
@@ -116,6 +118,13 @@ class Rewriting {
                                 std::move(shape_.issue_ns),
                                 points_.synchronizes,
                                 std::move(recorded_)};
+    if (!points_.dimensions.empty()) {
+      for (std::size_t point = 0; point < points.kinds.size(); ++point) {
+        const std::int32_t recorded = points.recorded[point];
+        const std::int32_t of_encoded = points.kinds[point] == StepPoint::Save ? 1 : -1;
+        points.dimensions.push_back(recorded >= 0 ? points_.dimensions[recorded] : of_encoded);
+      }
+    }
     return {std::move(points), std::move(lifetimes)};
   }
 
@@ -418,6 +427,10 @@ StepModel::Shape RecordedStep::shape(std::int64_t copy_issue_ns) const {
   shape.storages.reserve(lifetimes_.size());
   for (const RecordedLifetime& one : lifetimes_) shape.storages.push_back(one.storage);
   return shape;
+}
+
+std::int64_t RecordedStep::most_bytes() const {
+  return *std::max_element(points_.peak_bytes.begin(), points_.peak_bytes.end());
 }
 
 bool RecordedStep::has_host() const {

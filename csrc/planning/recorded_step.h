@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "planning/step_model.h"
@@ -28,6 +29,7 @@ struct StepRecompute {
   std::int64_t discard_bytes;
   std::int64_t issue_ns;  // of the recompute, by the host; the next of the discard
   std::int64_t discard_issue_ns;
+  std::string operation = {};
 };
 
 // Intervals from `first` to `last`, both inclusive; none if `first` is larger. The point that ends an interval names
@@ -45,6 +47,7 @@ struct RecordedLifetime {
   std::vector<std::int32_t> read;
   StepRecompute recompute;
   std::vector<std::int32_t> saves = {};
+  std::vector<std::int64_t> first_size = {};  // of the tensor of the first save
 
   // The first use behind a point, or -1.
   [[nodiscard]] std::int32_t use_after(std::int32_t point) const;
@@ -71,6 +74,7 @@ class RecordedStep {
     bool synchronizes = false;
     // In a step with recomputes: the point of the recorded step, or -1 for one that a recompute adds.
     std::vector<std::int32_t> recorded = {};
+    std::vector<std::int32_t> dimensions = {};  // of the tensors of saves; -1 for another point
   };
 
   // Throws InvalidArgument if indices or sizes are inconsistent.
@@ -98,6 +102,8 @@ class RecordedStep {
 
   // Throws InvalidArgument if the absences are not of lifetimes and points of the step.
   void require_absences(const std::vector<PlannedAbsence>& absences) const;
+  // The peak with everything kept.
+  [[nodiscard]] std::int64_t most_bytes() const;
   // True if something is known of the host.
   [[nodiscard]] bool has_host() const;
   [[nodiscard]] const Points& points() const { return points_; }

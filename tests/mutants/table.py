@@ -71,9 +71,9 @@ MUTANTS = [
         "planning runtime/steps/test_plans.py",
         ("step/recording.py", "return max(point.peak_bytes", "return min(point.peak_bytes"),
         (
-            "step/resized_steps.py",
-            "ceil((line if line > square else square)",
-            "ceil((line if line < square else square)",
+            "csrc/planning/resized_step.cpp",
+            "line > square ? line : square",
+            "line < square ? line : square",
         ),
         (
             "step/plan.py",
@@ -174,7 +174,7 @@ MUTANTS = [
             "lines = self._lines(first, in_part=not is_served)",
             "lines = self._lines(first)",
         ),
-        ("step/resized_steps.py", "_alike_nearest(steps) if in_part else steps", "steps"),
+        ("runtime/steps/resized_steps.py", "_alike_nearest(steps) if in_part else steps", "steps"),
     ),
     *_of(
         "runtime/training_state",

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import vdnn
+from vdnn import _C
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.steps.resized_steps import guessed, lines_through, resized
 from vdnn.runtime.steps.size_model import RecordedSizes
-from vdnn.step.made_steps import first_save, with_resident
+from vdnn.step.made_steps import first_save
 from vdnn.step.recording import Recording
-from vdnn.step.resized_steps import guessed, lines_through, resized
 
 
 class Attention(nn.Module):
@@ -58,7 +59,8 @@ def image(side: int) -> Recording:
 def made_from(recordings: list[Recording], wanted: Recording) -> Recording | None:
     first = first_save(wanted)
     lines = lines_through(first.size, {first_save(one).size: one for one in recordings}, in_part=True)
-    return resized(lines[0], first, 0) if lines else None
+    made = resized(lines[0], first, 0) if lines else None
+    return None if made is None else made.recording()
 
 
 @pytest.mark.parametrize("size", [128, 256, 512])
@@ -123,13 +125,12 @@ def test_the_step_that_is_planned_is_the_largest_that_fits(fitting: int) -> None
     assert told is not None
     line = told.lines[0]
     resident_bytes = max(one.resident_bytes for one in line.recorded.values())
-    line = line._replace(recorded={at: with_resident(one, resident_bytes) for at, one in line.recorded.items()})
-    steps = [resized(line, first, position) for position in range(61)]
-    peaks = {100 + position: step.peak_bytes for position, step in enumerate(steps) if step is not None}
+    steps = [resized(line, first, position, resident_bytes) for position in range(61)]
+    peaks = {100 + position: one.step.peak_bytes for position, one in enumerate(steps) if one is not None}
     budget_bytes = peaks.get(fitting, 2 * peaks[160])
-    asked: list[Recording] = []
+    asked: list[_C.RecordedStep] = []
 
-    def room(made: Recording) -> int:
+    def room(made: _C.RecordedStep) -> int:
         asked.append(made)
         return budget_bytes - made.peak_bytes
 

@@ -1,6 +1,7 @@
 // Scenario "planning": plans are searched for on threads of their own while others train.
 //
-// Two planners share one recorded step and one model of it, as those of two sessions may, and make models of their own.
+// Two planners share one recorded step and one model of it, as those of two sessions may, make models of their own and
+// simulate plans.
 // Others share a search, and begin it in the background, take over what it finds, cancel it or drop it at any moment.
 // One more thread pins ahead what plans will need. The training goes on beside them.
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include "planning/plan_search.h"
 #include "planning/recorded_step.h"
 #include "planning/step_model.h"
+#include "planning/step_timeline.h"
 #include "rig.h"
 #include "together.h"
 
@@ -72,6 +74,18 @@ void plan(const StepModel& model, std::uint64_t number, Counts& counts) {
   }
 }
 
+// Simulates the step with every other storage away from its save to its use.
+void simulate_plan(const RecordedStep& step, Counts& counts) {
+  std::vector<PlannedAbsence> absences;
+  for (std::int32_t storage = 0; storage < storages; storage += 2) {
+    absences.push_back({storage, step.lifetimes()[storage].storage.copy_point, -1});
+  }
+  const StepTimeline timeline = simulate(step, absences, LinkModel{}, point_ns / 8);
+  require(timeline.step_ns >= timeline.host_ns, "no step is issued in less time than the host needs");
+  require(timeline.copies.size() == 2 * absences.size(), "each of these storages leaves and comes back");
+  counts.add("simulated plans");
+}
+
 std::shared_ptr<const PlanSearch> make_search(RecordedStep step) {
   std::vector<std::int32_t> candidates;
   for (std::int32_t storage = 1; storage < storages; storage += 2) candidates.push_back(storage);
@@ -128,8 +142,9 @@ void plan_beside(Run& run, const DeviceKind& kind, Dice& dice) {
     } else {
       for (std::uint64_t number = 0; number < plans; ++number) {
         plan(shared, number, run.counts);
-        const auto recomputed = step.with_recomputes({static_cast<std::int32_t>(2 * (number % 8) + 1)});
-        plan(StepModel(recomputed, LinkModel{}), number, run.counts);
+        const std::int32_t chosen = static_cast<std::int32_t>(2 * (number % 8) + 1);
+        plan(StepModel(step.with_recomputes({chosen}), LinkModel{}), number, run.counts);
+        simulate_plan(step.recomputed({chosen}), run.counts);
       }
     }
   });

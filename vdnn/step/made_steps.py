@@ -3,7 +3,7 @@
 The step that covers two recorded ones is as large as the larger of the two everywhere. Experts are each largest in
 another step: a plan for one of these steps does not serve the others, but one for the step that covers them does.
 
-A step of another size is made of recorded ones in resized_steps.py.
+A step of another size is made of recorded ones in vdnn/runtime/steps/resized_steps.py.
 """
 
 from __future__ import annotations
@@ -55,21 +55,17 @@ def made_of(
     steps: Sequence[Recording],
     first: SaveKey,
     more: Callable[[Amounts], list[int]],
-    stored: Callable[[Sequence[Sequence[SaveKey]], Amounts], list[int]] | None = None,
 ) -> Recording | None:
     """A recording of a step that begins with `first`, in which every number is made of those of recorded steps, the
-    last of which is the largest; None if they do not save and use the same things in the same order. `stored` makes
-    the bytes of storages, from their first saves too."""
+    last of which is the largest; None if they do not save and use the same things in the same order."""
     order = order_of(steps[0])
     if any(order_of(one) != order for one in steps[1:]):
         return None
     last = steps[-1]
     nbytes = [[one.nbytes for one in step.lifetimes] for step in steps]
-    made_bytes = more(nbytes) if stored is None else stored([_first_keys(step) for step in steps], nbytes)
-    # A training waits while steps are made, and dataclasses.replace() takes six times as long as a constructor.
     lifetimes = tuple(
         Lifetime(now, one.saves, one.uses, one.read, one.copy_point, one.free_point, one.end_point, recompute)
-        for one, now, recompute in zip(last.lifetimes, made_bytes, _resized_recomputes(steps, more), strict=True)
+        for one, now, recompute in zip(last.lifetimes, more(nbytes), _resized_recomputes(steps, more), strict=True)
     )
     live = [live_bytes(one.lifetimes, len(last.points)) for one in steps]
     held = [list(zip(step.points, now, strict=True)) for step, now in zip(steps, live, strict=True)]
@@ -94,12 +90,6 @@ def made_of(
         )
     ]
     return replace(last, points=with_whole_peaks(beginning_with(first, points)), lifetimes=lifetimes)
-
-
-def _first_keys(step: Recording) -> list[SaveKey]:
-    """The keys of the first saves of all lifetimes."""
-    keys = [step.points[one.saves[0]].key for one in step.lifetimes]
-    return [key for key in keys if key is not None]
 
 
 def beginning_with(first: SaveKey, points: Sequence[Point]) -> list[Point]:
@@ -213,13 +203,17 @@ def recompute_of_size(recompute: Recompute, larger: float) -> Recompute:
     def more(amount: int) -> int:
         return math.ceil(amount * larger)
 
-    return replace(
-        recompute,
-        compute_ns=more(recompute.compute_ns),
-        extra_bytes=more(recompute.extra_bytes),
-        kept_bytes=more(recompute.kept_bytes),
-        discard_ns=more(recompute.discard_ns),
-        discard_bytes=more(recompute.discard_bytes),
+    return Recompute(  # dataclasses.replace() takes six times as long, and trainings wait for this
+        recompute.operation,
+        recompute.inputs,
+        recompute.known_point,
+        more(recompute.compute_ns),
+        more(recompute.extra_bytes),
+        more(recompute.kept_bytes),
+        more(recompute.discard_ns),
+        more(recompute.discard_bytes),
+        recompute.issue_ns,
+        recompute.discard_issue_ns,
     )
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from vdnn import _C
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
 from vdnn.hardware import HardwareProfile
@@ -25,6 +26,7 @@ from vdnn.planning.costs import LinkCosts, measured_costs, profile_costs
 from vdnn.planning.least_memory import as_if_feasible, least_bytes, require_feasible_budget
 from vdnn.planning.planned_step import PlannedStep, plan_step
 from vdnn.planning.policies import PlanPolicy
+from vdnn.planning.recorded_step import recorded_step
 from vdnn.planning.simulate import simulate_followed
 from vdnn.runtime.steps.better_plans import BetterPlans
 from vdnn.runtime.steps.executor import Executor
@@ -108,8 +110,11 @@ class BudgetPlanner:
         return budget_bytes - tightened_bytes - self.unrecorded_bytes
 
     def budget_bytes(self, recording: Recording) -> int:
-        fixed_bytes = self.fixed_bytes(recording.device_bytes)
-        return min(least_bytes(recording), recording.device_bytes) if fixed_bytes is None else fixed_bytes
+        return self.budget_of(recorded_step(recording), recording.device_bytes)
+
+    def budget_of(self, step: _C.RecordedStep, device_bytes: int) -> int:
+        fixed_bytes = self.fixed_bytes(device_bytes)
+        return min(max(step.least_peaks), device_bytes) if fixed_bytes is None else fixed_bytes
 
     def fixed_bytes(self, device_bytes: int) -> int | None:
         """The budget of every step on a device of `device_bytes`; None for "min", which depends on the step."""
@@ -244,10 +249,10 @@ class PlanMaker:
     ) -> None:
         """Makes a sized plan for a predicted step that no plan serves well. `plans` are those of its kind, the largest
         last. The search begins from the one that is nearest in size."""
-        planner, timeline = self.planner, plans[-1].timeline
+        planner, timeline, device_bytes = self.planner, plans[-1].timeline, plans[-1].recording.device_bytes
 
-        def room(made: Recording) -> int:
-            return planner.budget_bytes(made) - made.peak_bytes
+        def room(made: _C.RecordedStep) -> int:
+            return planner.budget_of(made, device_bytes) - made.peak_bytes
 
         with self._planning():
             for recording, is_guess in prediction.steps(room):

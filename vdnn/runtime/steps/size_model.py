@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from vdnn import _C
+from vdnn.planning.recorded_step import recorded_step
+from vdnn.runtime.steps.resized_steps import Line, ResizedStep, Sizes, guessed, lines_through, resized
 from vdnn.step.made_steps import first_save, with_resident
 from vdnn.step.recording import Recording, SaveKey
-from vdnn.step.resized_steps import Line, Sizes, guessed, lines_through, resized
 
 # A made step is this much larger than the one that it is made for, in the size that changes.
 _HEADROOM = 1.02
@@ -35,15 +37,14 @@ class SizePrediction(NamedTuple):
     guess_from: Recording
     is_guess: bool
 
-    def steps(self, room: Callable[[Recording], int]) -> Iterator[Made]:
+    def steps(self, room: Callable[[_C.RecordedStep], int]) -> Iterator[Made]:
         """Predicted steps, each at least as large as the one that begins with `first`, the best one first. `room` gives
         the bytes that a step with everything kept leaves of the budget. If they are not below 0, the predicted step is
         the largest one of which that is true."""
         for line in self.lines:
             resident_bytes = max(one.resident_bytes for one in line.recorded.values())
-            alike = {position: with_resident(one, resident_bytes) for position, one in line.recorded.items()}
-            for recording in _made(line._replace(recorded=alike), self.first, room):
-                yield Made(recording, self.is_guess)
+            for resized_step in _made(line, self.first, resident_bytes, room):
+                yield Made(resized_step.recording(), self.is_guess)
         if not self.lines:
             yield Made(guessed(self.guess_from, self.first), self.is_guess)
 
@@ -110,7 +111,7 @@ class RecordedSizes:
     def predicted(self, first: SaveKey) -> Recording:
         """Predicts the step that begins with this save, in the worst case by a guess."""
         found = (resized(line, first, 0) for line in self._lines(first))
-        return next((one for one in found if one is not None), None) or guessed(self._nearest(first), first)
+        return next((one.recording() for one in found if one is not None), None) or guessed(self._nearest(first), first)
 
     def prediction_for(
         self, first: SaveKey, others: Sequence[RecordedSizes], *, is_served: bool
@@ -154,12 +155,14 @@ def _ratio(one: SaveKey, other: SaveKey) -> float:
     return math.prod(max(pair) / max(1, min(pair)) for pair in sizes)
 
 
-def _made(line: Line, first: SaveKey, room: Callable[[Recording], int]) -> Iterator[Recording]:
+def _made(
+    line: Line, first: SaveKey, resident_bytes: int, room: Callable[[_C.RecordedStep], int]
+) -> Iterator[ResizedStep]:
     """Steps of the wanted size or larger: the largest that fits the budget with everything kept, or else one that is a
     little larger than wanted and one of exactly the wanted size."""
 
-    def at(position: int) -> Recording | None:
-        return resized(line, replace(first, size=line.size_at(position)), position)
+    def at(position: int) -> ResizedStep | None:
+        return resized(line, replace(first, size=line.size_at(position)), position, resident_bytes)
 
     below = [one for one in line.recorded if one < 0]
     if not below:
@@ -167,14 +170,14 @@ def _made(line: Line, first: SaveKey, room: Callable[[Recording], int]) -> Itera
     wider = int((_HEADROOM - 1) * line.from_zero(0))
     above = min((one for one in line.recorded if one > 0), default=wider)
     exact = None
-    if room(line.recorded[max(below)]) >= 0:  # else no larger step fits
+    if room(recorded_step(with_resident(line.recorded[max(below)], resident_bytes))) >= 0:  # else no larger step fits
         largest = at(above)
-        if largest is not None and room(largest) >= 0:
+        if largest is not None and room(largest.step) >= 0:
             yield largest
             return
         exact = at(0)
-        if exact is not None and room(exact) >= 0:
-            yield _largest(exact, above, -1 if largest is None else room(largest), at, room)
+        if exact is not None and room(exact.step) >= 0:
+            yield _largest(exact, above, -1 if largest is None else room(largest.step), at, room)
             return
     wide = at(wider) if wider else None
     if wide is not None:
@@ -185,22 +188,22 @@ def _made(line: Line, first: SaveKey, room: Callable[[Recording], int]) -> Itera
 
 
 def _largest(
-    exact: Recording,
+    exact: ResizedStep,
     above: int,
     room_above: int,
-    at: Callable[[int], Recording | None],
-    room: Callable[[Recording], int],
-) -> Recording:
+    at: Callable[[int], ResizedStep | None],
+    room: Callable[[_C.RecordedStep], int],
+) -> ResizedStep:
     """The largest step that fits, of those from position 0, where `exact` is, to below `above`, where `room_above` is
     less than 0. It is looked for where a straight line through the room at both ends is 0, and the end that stays
     counts for half each time, because the line is a curve."""
-    found, low, room_below = exact, 0, float(room(exact))
+    found, low, room_below = exact, 0, float(room(exact.step))
     below_above = float(room_above)
     while above - low > 1:
         share = room_below / (room_below - below_above)
         middle = low + min(max(1, round(share * (above - low))), above - low - 1)
         one = at(middle)
-        left = -1 if one is None else room(one)
+        left = -1 if one is None else room(one.step)
         if one is not None and left >= 0:
             found, low, room_below, below_above = one, middle, left, below_above / 2
         else:

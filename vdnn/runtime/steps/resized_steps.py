@@ -2,7 +2,8 @@
 
 The sizes of first saves are on a line if they grow in proportion: texts of other lengths, images of other sides. The
 storages of a step (activations, the maps of attention, images) grow along such a line as a polynomial of the second
-degree, so three recorded steps determine every other one.
+degree, so three recorded steps determine every other one. The native core computes the numbers
+(csrc/planning/resized_step.h).
 
 [Note: Two steps] Two steps also determine the bytes of a storage, because each of its sizes grows in proportion. Other
 numbers lie between two curves: the straight line through both steps, and a multiple of the square. Between the two
@@ -22,26 +23,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from vdnn import _C
+from vdnn.planning.recorded_step import keep_step, recorded_step
 from vdnn.step.made_steps import (
-    Amounts,
     beginning_with,
     first_save,
     live_bytes,
-    made_of,
     order_of,
     recompute_of_size,
     with_whole_peaks,
 )
-from vdnn.step.recording import Point, PointKind, Recording, SaveKey
+from vdnn.step.recording import Lifetime, Point, PointKind, Recompute, Recording, SaveKey
 
 Sizes = tuple[int, ...]
-# Bytes are rounded to blocks of an allocator.
-_ROUNDING = 0.01
 _SMALL = 1 / 256
 _LEAST_SIZE = 2
 _IMAGES = 4  # sizes of a batch of images
 _MOST_HALVINGS = 6
-_NOTHING = 1e-3  # less than a byte: the error of floating-point numbers
 
 
 class Line(NamedTuple):
@@ -91,14 +89,79 @@ def _alike_nearest(steps: dict[int, Recording]) -> dict[int, Recording]:
     return next((alike for alike in of_order.values() if len(alike) > 1), steps)
 
 
-def resized(line: Line, first: SaveKey, position: int) -> Recording | None:
+class ResizedStep(NamedTuple):
+    """A step that was made of recorded ones of other sizes. `step` has its numbers, and `last`, the largest of those
+    recorded steps, everything else. It begins with `first`."""
+
+    step: _C.RecordedStep
+    last: Recording
+    first: SaveKey
+    resident_bytes: int
+
+    def recording(self) -> Recording:
+        last, step = self.last, self.step
+        points = [
+            Point(old.kind, old.lifetime, old.key, compute_ns, allocated, peak, old.operation, old.issue_ns)
+            for old, (_, _, _, compute_ns, allocated, peak, _) in zip(last.points, step.points, strict=True)
+        ]
+        lifetimes = tuple(
+            Lifetime(
+                now[0],
+                old.saves,
+                old.uses,
+                old.read,
+                old.copy_point,
+                old.free_point,
+                old.end_point,
+                None if numbers is None or old.recompute is None else _recompute_of(old.recompute, *numbers),
+            )
+            for old, now, numbers in zip(last.lifetimes, step.lifetimes, step.recomputes, strict=True)
+        )
+        made = replace(
+            last,
+            resident_bytes=self.resident_bytes,
+            points=tuple(beginning_with(self.first, points)),
+            lifetimes=lifetimes,
+        )
+        keep_step(made, step)
+        return made
+
+
+def _recompute_of(
+    old: Recompute, compute_ns: int, extra_bytes: int, kept_bytes: int, discard_ns: int, discard_bytes: int
+) -> Recompute:
+    amounts = compute_ns, extra_bytes, kept_bytes, discard_ns, discard_bytes
+    return Recompute(old.operation, old.inputs, old.known_point, *amounts, old.issue_ns, old.discard_issue_ns)
+
+
+def resized(line: Line, first: SaveKey, position: int, resident_bytes: int | None = None) -> ResizedStep | None:
     """The step at a position of a line, which begins with `first`; None if it is below all recorded ones, or if they
-    do not determine it."""
+    do not determine it. `resident_bytes` are allocated when it begins, if not as much as when they were recorded."""
     if position < min(line.recorded):
         return None
     chosen = _telling(line.recorded, position)
-    polynomial = _Polynomial([line.from_zero(one) for one in chosen], line.from_zero(position))
-    return made_of([line.recorded[one] for one in chosen], first, polynomial.values, polynomial.stored)
+    recorded = [line.recorded[one] for one in chosen]
+    if len(recorded) < 2:
+        return None
+    more_bytes = [0 if resident_bytes is None else resident_bytes - one.resident_bytes for one in recorded]
+    curve = curve_through([line.from_zero(one) for one in chosen], line.from_zero(position))
+    step = curve.resized(list(map(recorded_step, recorded)), more_bytes, first.size)
+    last = recorded[-1]
+    resident = last.resident_bytes if resident_bytes is None else resident_bytes
+    return None if step is None else ResizedStep(step, last, first, resident)
+
+
+def curve_through(known: Sequence[float], wanted: float) -> _C.SizeCurve:
+    """The curve of numbers that are known at two or three sizes, in ascending order, at another size. See [Note: Two
+    steps]. Numbers from three steps stay within the same bounds, because times are measured."""
+    shares = [math.prod((wanted - other) / (one - other) for other in known if other != one) for one in known]
+    above = next((index for index, one in enumerate(known) if one >= wanted), len(known) - 1)
+    pair = max(0, above - 1), max(1, above)
+    lower, upper = (known[index] for index in pair)
+    along_line, with_square = ((wanted**power - upper**power) / (upper**power - lower**power) for power in (1, 2))
+    return _C.SizeCurve(
+        shares=shares, pair=pair, along_line=along_line, with_square=with_square, is_above=wanted > upper
+    )
 
 
 def _telling(positions: Iterable[int], wanted: int) -> list[int]:
@@ -133,10 +196,15 @@ def guessed(recording: Recording, first: SaveKey) -> Recording:
     nearby = [max(of_points[max(0, index - 1) : index + 1]) for index in range(len(of_points))]
     nearby[-1] = 1.0  # optimizers
     lifetimes = tuple(
-        replace(
-            one,
-            nbytes=math.ceil(one.nbytes * grows),
-            recompute=None if one.recompute is None else recompute_of_size(one.recompute, grows),
+        Lifetime(
+            math.ceil(one.nbytes * grows),
+            one.saves,
+            one.uses,
+            one.read,
+            one.copy_point,
+            one.free_point,
+            one.end_point,
+            None if one.recompute is None else recompute_of_size(one.recompute, grows),
         )
         for one, grows in zip(recording.lifetimes, growth, strict=True)
     )
@@ -189,73 +257,3 @@ def _grown(size: int, index: int, before: Sizes, after: Sizes) -> int:
             if size == math.ceil(before[index] / 2**halvings):
                 found.append((size, math.ceil(after[index] / 2**halvings)))
     return max(found)[1]
-
-
-class _Polynomial:
-    """Numbers that are known at two or three sizes, in ascending order, at another size."""
-
-    def __init__(self, known: Sequence[float], wanted: float) -> None:
-        self._known = known
-        self._shares = [  # those of Lagrange
-            math.prod((wanted - other) / (one - other) for other in known if other != one) for one in known
-        ]
-        above = next((index for index, one in enumerate(known) if one >= wanted), len(known) - 1)
-        self._pair = max(0, above - 1), max(1, above)
-        lower, upper = (known[index] for index in self._pair)
-        self._along_line, self._with_square = (
-            (wanted**power - upper**power) / (upper**power - lower**power) for power in (1, 2)
-        )
-        self._is_above = wanted > upper
-
-    def values(self, amounts: Amounts) -> list[int]:
-        """See [Note: Two steps]. Values from three steps stay within the same bounds, because times are measured."""
-        lowers, uppers = (amounts[index] for index in self._pair)
-        if all(one == uppers for one in amounts):
-            return list(uppers)  # most often zeros
-        along_line, with_square, is_above, ceil = self._along_line, self._with_square, self._is_above, math.ceil
-        found = []
-        if len(amounts) == 2:
-            for lower, upper in zip(lowers, uppers, strict=True):
-                change = upper - lower
-                if not change or (is_above and change < 0):
-                    found.append(upper)
-                    continue
-                line, square = upper + change * along_line, upper + change * with_square
-                found.append(ceil((line if line > square else square) - _NOTHING))
-            return found
-        first_share, second_share, third_share = self._shares
-        for lower, upper, one, two, three in zip(lowers, uppers, *amounts, strict=True):
-            if one == two == three:
-                found.append(one)
-                continue
-            change = 0 if is_above and upper < lower else upper - lower
-            line, square = upper + change * along_line, upper + change * with_square
-            exact = first_share * one + second_share * two + third_share * three
-            least = line if is_above else min(lower, upper)
-            most = line if line > square else square
-            exact = least if exact < least else exact
-            found.append(ceil((most if exact > most else exact) - _NOTHING))
-        return found
-
-    def stored(self, keys: Sequence[Sequence[SaveKey]], amounts: Amounts) -> list[int]:
-        """The bytes of storages with these first saves: they grow as the product of its sizes, each on a line."""
-        found = self.values(amounts)
-        for index, (of_storage, nbytes) in enumerate(
-            zip(zip(*keys, strict=True), zip(*amounts, strict=True), strict=True)
-        ):
-            sizes = [key.size for key in of_storage]
-            elements = [math.prod(size) for size in sizes]
-            last_elements, last_bytes = elements[-1], nbytes[-1]
-            if any(
-                not of_all
-                or len(size) != len(sizes[-1])
-                or abs(one * last_elements / of_all - last_bytes) > _ROUNDING * last_bytes
-                for size, of_all, one in zip(sizes, elements, nbytes, strict=True)
-            ):
-                continue
-            lowers, uppers = (sizes[place] for place in self._pair)
-            wanted = 1.0
-            for lower, upper in zip(lowers, uppers, strict=True):
-                wanted *= upper + (upper - lower) * self._along_line
-            found[index] = math.ceil(last_bytes / last_elements * wanted - _NOTHING)
-        return found
