@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vdnn.errors import FormatError, InvalidArgumentError, VdnnError
+from vdnn.errors import FormatError, InvalidArgumentError
 from vdnn.planning.recomputing import recording_under
 from vdnn.report.cell import Cell, cell_as_json, cell_from_json
 from vdnn.report.training_report import TrainingReport
@@ -125,10 +125,12 @@ def _require_one_step(step: SavedStep, folder: Path) -> None:
     if fits:
         try:
             followed = recording_under(recording, plan.lifetimes)
-        except VdnnError as error:
-            raise FormatError(where=str(folder), problem=str(error)) from None
-        sizes = [lifetime.nbytes for lifetime in followed.lifetimes]
-        fits = sizes == planned and len(followed.points) == len(plan.points)
+            sizes = [lifetime.nbytes for lifetime in followed.lifetimes]
+            fits = sizes == planned and len(followed.points) == len(plan.points)
+        except InvalidArgumentError as error:
+            if error.argument == "plan":
+                raise FormatError(where=str(folder), problem=str(error)) from None
+            fits = False  # the recording lacks lifetimes that its points name
     if not fits:
         raise FormatError(
             where=str(folder),
