@@ -103,3 +103,26 @@ def test_weights_are_fetched_ahead_of_their_use() -> None:
     ahead = int(line.split(" ahead")[0].split()[-1])
     assert f"{total} copies" in line
     assert ahead >= total - on_demand
+
+
+def test_as_many_bytes_are_fetched_ahead_as_the_largest_weight_has() -> None:
+    """A plan leaves room for one copy ahead, of the largest weight. Of others as many come as fit there."""
+    waiting: list[int] = []
+    with VirtualMachine("rtx-4090") as machine:
+        model = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH), Backbone())
+        model[:2].requires_grad_(False)
+        optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+        with vdnn.offload(device=machine, model=model, parameters="frozen", limits=ONE_AHEAD) as session:
+            assert session._engine.parameter_saves is not None
+            (managed,) = session._engine.parameter_saves.managers()
+
+            def look(*_: object) -> None:
+                fetched = managed._streaming._fetched.values()
+                waiting.append(sum(one.nbytes for one in fetched if not one.has_arrived))
+
+            model[2].layers[0].register_forward_pre_hook(look)
+            for _ in range(3):
+                model(torch.randn(BATCH, WIDTH)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert waiting == [0, 4 * WEIGHT_BYTES, 4 * WEIGHT_BYTES]

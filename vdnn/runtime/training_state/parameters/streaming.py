@@ -48,6 +48,7 @@ class Streaming:
         self.lock = threading.RLock()
         self._saves = saves
         self._window_bytes = window_bytes
+        self._ahead_bytes: int | None = None  # None: it has to be computed anew
         self._order = UseOrder()
         self._fetched: dict[int, AwayParameter] = {}  # by number: those with a copy on the device, or on its way
         self._known: dict[int, AwayParameter] = {}  # by number
@@ -58,11 +59,13 @@ class Streaming:
 
     def manage(self, parameters: Iterable[AwayParameter]) -> None:
         self._known = {one.number: one for one in parameters}
+        self._ahead_bytes = None
 
     def forget(self, away: AwayParameter) -> None:
         """Ends the management of `away`. Its copy on the device lives as long as somebody holds it. A copy that is in
         flight has no holders yet: its memory is not reused before the copy is over."""
         self._known.pop(away.number, None)
+        self._ahead_bytes = None
         self._fetched.pop(away.number, None)
         self._staying.pop(away.number, None)
         self._saves.remove(away)
@@ -134,9 +137,12 @@ class Streaming:
                 copies.settle(moving)  # from now on the program may write to the host copies
 
     def ahead_bytes(self) -> int:
-        """The most bytes of copies that are made ahead of their uses."""
-        streamed = [one.nbytes for one in self._known.values() if not one.stays]
-        return min(sum(streamed), max(self._window_bytes, *streamed)) if streamed else 0
+        """The most bytes of copies that are made ahead of their uses. A plan leaves them free, so they are used where
+        one parameter is much larger than others, too."""
+        if self._ahead_bytes is None:
+            streamed = [one.nbytes for one in self._known.values() if not one.stays]
+            self._ahead_bytes = min(sum(streamed), max(self._window_bytes, *streamed)) if streamed else 0
+        return self._ahead_bytes
 
     # Parameters that stay, see state_room.py. Nothing runs as they begin to.
 
@@ -152,12 +158,14 @@ class Streaming:
                 away.put_in_place(away.on_device)
                 self._writes.use_begins(away)
                 away.stays = True
+                self._ahead_bytes = None
                 self._staying[away.number] = self._fetched.pop(away.number)
 
     def let_staying_go(self, about_to_be_used: Sequence[AwayParameter] = ()) -> None:
         """They leave, except those that are in use, which leave behind it."""
         with self.lock:
             staying, self._staying = list(self._staying.values()), {}
+            self._ahead_bytes = None
             for one in staying:
                 one.stays = False
                 self._fetched[one.number] = one
@@ -202,6 +210,7 @@ class Streaming:
         waiting = [one for one in self._fetched.values() if not one.has_arrived]
         ahead_bytes = sum(one.nbytes for one in waiting)
         expected: set[int] = set()
+        most_bytes = self.ahead_bytes()
         for number in self._order.predicted():
             one = self._known.get(number)
             if one is None or number in expected:
@@ -209,7 +218,7 @@ class Streaming:
             expected.add(number)
             if one.on_device is not None or one.is_held_on_host():
                 continue  # the program may write to what it holds
-            if ahead_bytes and ahead_bytes + one.nbytes > self._window_bytes:
+            if ahead_bytes and ahead_bytes + one.nbytes > most_bytes:
                 break
             ahead_bytes += one.nbytes
             self._fetch(one, is_ahead=True)
