@@ -1,12 +1,14 @@
-"""Runs sessions of Llama-3.1-8B on a virtual machine without data: a whole training on one card of 24 GB.
+"""Runs sessions of whole trainings on virtual machines without data: Llama-3.1-8B on one card of 24 GB, and LoRA of
+Llama-3.1-70B on one of 32 GB.
 
     python -m benchmarks.whole_state.executed [--layers N] [--steps N] [--host SIZE]
 
-The model is that of transformers in bfloat16, without weights, on 2 x 8,192 tokens. Its loss is computed in chunks that
-torch checkpoints. A session gets the model, the optimizer and a budget, and decides by itself what leaves. It runs with
-torch's AdamW, whose moments are bfloat16, and with one that keeps masters and moments in float32. The latter also runs
-with layers that torch checkpoints, in 128 GiB of the host. Their steps are beside those of the same program with memory
-for everything.
+The models are those of transformers in bfloat16, without weights. Their loss is computed in chunks that torch
+checkpoints. A session gets the model, the optimizer and a budget, and decides by itself what leaves. The 8B trains all
+parameters on 2 x 8,192 tokens, with torch's AdamW, whose moments are bfloat16, and with one that keeps masters and
+moments in float32. The latter also runs with layers that torch checkpoints, in 128 GiB of the host. The 70B trains
+adapters of PEFT of rank 16 on 4,096 tokens, in 192 GiB of the host. Steps are beside those of the same program with
+memory for everything.
 """
 
 from __future__ import annotations
@@ -27,8 +29,7 @@ import vdnn
 from benchmarks.text_table import render_table
 
 RESULTS = Path(__file__).parent.parent / "results" / "whole_state_executed.txt"
-MACHINE, BUDGET = "rtx-4090", "23GiB"
-_BATCH, _TOKENS, _CHUNK = 2, 8192, 2048
+_CHUNK = 2048
 _GIB = 1 << 30
 
 
@@ -60,19 +61,51 @@ class MasterAdamW(torch.optim.Optimizer):
 
 
 @dataclass(frozen=True, slots=True)
+class Model:
+    """The shapes of a model of Llama's kind, what it is trained on, and the card and the budget."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    batch: int
+    tokens: int
+    machine: str
+    budget: str
+
+
+LLAMA_8B = Model("Llama-3.1-8B", 4096, 14336, 32, 32, 2, 8192, "rtx-4090", "23GiB")
+LLAMA_70B = Model("Llama-3.1-70B", 8192, 28672, 80, 64, 1, 4096, "rtx-5090", "31GiB")
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
-    """`checkpoints`: torch recomputes each layer. `host`: the memory that the session may pin; None: no limit."""
+    """`checkpoints`: torch recomputes each layer. `host`: the memory that the session may pin; None: no limit.
+    `adapted`: the layers that get adapters, which alone are trained then."""
 
     name: str
     optimizer: Callable[..., torch.optim.Optimizer]
+    model: Model = LLAMA_8B
     checkpoints: bool = False
     host: str | None = None
+    adapted: str | tuple[str, ...] = ()
 
 
 TRAININGS = (
     Training("AdamW, bfloat16", torch.optim.AdamW),
     Training("AdamW, masters in float32", MasterAdamW),
     Training("the same, layers checkpointed, 128 GiB of the host", MasterAdamW, checkpoints=True, host="128GiB"),
+    Training(
+        "LoRA of attention, 192 GiB of the host",
+        torch.optim.AdamW,
+        LLAMA_70B,
+        host="192GiB",
+        adapted=("q_proj", "k_proj", "v_proj", "o_proj"),
+    ),
+    Training(
+        "LoRA of all layers, 192 GiB of the host", torch.optim.AdamW, LLAMA_70B, host="192GiB", adapted="all-linear"
+    ),
 )
 
 
@@ -86,38 +119,49 @@ class Step:
     host_bytes: int = 0
 
 
-def llama(layers: int) -> nn.Module:
-    """The shapes of Llama-3.1-8B."""
+def llama(model: Model, layers: int) -> nn.Module:
+    """A model of these shapes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
+        hidden_size=model.hidden,
+        intermediate_size=model.intermediate,
         num_hidden_layers=layers,
-        num_attention_heads=32,
+        num_attention_heads=model.heads,
         num_key_value_heads=8,
         use_cache=False,
     )
     torch.set_default_dtype(torch.bfloat16)
     try:
-        model: nn.Module = LlamaForCausalLM(config)
+        made: nn.Module = LlamaForCausalLM(config)
     finally:
         torch.set_default_dtype(torch.float32)
-    return model
+    return made
 
 
-def _chunk_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy((hidden @ weight.t()).float(), labels, reduction="sum")
+def _adapted(model: nn.Module, layers: str | tuple[str, ...]) -> Any:
+    """The same with adapters of PEFT at these layers, in bfloat16."""
+    import peft
+
+    where = layers if isinstance(layers, str) else list(layers)
+    return peft.get_peft_model(model, peft.LoraConfig(r=16, target_modules=where)).to(torch.bfloat16)
+
+
+def _chunk_loss(hidden: torch.Tensor, head: nn.Module | torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    logits = head(hidden) if isinstance(head, nn.Module) else hidden @ head.t()
+    return nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
 
 
 def _step(model: Any, tokens: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    # A frozen weight that has left comes for calls of its module alone. A trained one that is read elsewhere stays.
+    head = model.lm_head.weight if model.lm_head.weight.requires_grad else model.lm_head
     hidden, labels = model.model(input_ids=tokens).last_hidden_state.flatten(0, 1), tokens.flatten()
     losses = [
         checkpoint(
             _chunk_loss,
             hidden[begin : begin + _CHUNK],
-            model.lm_head.weight,
+            head,
             labels[begin : begin + _CHUNK],
             use_reentrant=False,
         )
@@ -134,17 +178,19 @@ def _program(
     layers: int, training: Training, *, checkpoints: bool
 ) -> Iterator[tuple[vdnn.VirtualMachine, Any, Any, Callable[[], Step]]]:
     """The machine, the model, its optimizer, and a function that takes one step."""
-    with vdnn.VirtualMachine(MACHINE) as machine:
-        model: Any = llama(layers)
-        tokens = torch.ones(_BATCH, _TOKENS, dtype=torch.int64)
-        made = training.optimizer(model.parameters())
+    shapes = training.model
+    with vdnn.VirtualMachine(shapes.machine) as machine:
+        base: Any = llama(shapes, layers)
         if checkpoints:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            base.gradient_checkpointing_enable({"use_reentrant": False})
+        model = _adapted(base, training.adapted) if training.adapted else base
+        tokens = torch.ones(shapes.batch, shapes.tokens, dtype=torch.int64)
+        made = training.optimizer([one for one in model.parameters() if one.requires_grad])
 
         def step() -> Step:
             machine.reset_peak()
             began = machine.now_ns
-            _step(model, tokens, made)
+            _step(base, tokens, made)
             return Step(machine.now_ns - began, machine.peak_bytes)
 
         yield machine, model, made, step
@@ -161,8 +207,8 @@ def ran(layers: int, training: Training, steps: int) -> list[Step]:
     """The steps of a session."""
     found: list[Step] = []
     with _program(layers, training, checkpoints=training.checkpoints) as (machine, model, made, step):
-        limits = vdnn.Limits(host_budget=training.host)
-        with vdnn.offload(budget=BUDGET, device=machine, model=model, optimizer=made, limits=limits) as session:
+        given: Any = {"budget": training.model.budget, "limits": vdnn.Limits(host_budget=training.host)}
+        with vdnn.offload(device=machine, model=model, optimizer=made, **given) as session:
             for number in range(steps):
                 one = step()
                 session.step()
@@ -175,10 +221,10 @@ def ran(layers: int, training: Training, steps: int) -> list[Step]:
     return found
 
 
-def table(layers: int, steps: int, host: str | None) -> str:
+def table(model: Model, layers: int, steps: int, host: str | None) -> str:
     """`host`: for the trainings that have no limit of their own."""
     rows = []
-    for training in TRAININGS:
+    for training in (one for one in TRAININGS if one.model is model):
         whole = kept(layers, training)
         peak = f"{whole.peak_bytes / _GIB:.2f}"
         rows.append((training.name, "everything kept", f"{whole.step_ns / 1e9:.3f}", "1.000", peak, "", ""))
@@ -195,19 +241,20 @@ def table(layers: int, steps: int, host: str | None) -> str:
                 )
             )
     header = ("training", "step", "s", "x", "peak GiB", "leave", "pinned GiB")
-    title = f"Llama-3.1-8B's shapes, {layers} layers, {_BATCH} x {_TOKENS} tokens, {MACHINE}, budget {BUDGET}"
-    return render_table(title, header, rows)
+    trained_on = f"{model.batch} x {model.tokens} tokens, {model.machine}, budget {model.budget}"
+    return render_table(f"{model.name}'s shapes, {layers} layers, {trained_on}", header, rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.whole_state.executed")
-    parser.add_argument("--layers", type=int, default=32, metavar="N")
+    parser.add_argument("--layers", type=int, metavar="N", help="default: all of the model")
     parser.add_argument("--steps", type=int, default=6, metavar="N")
     parser.add_argument("--host", metavar="SIZE", help="the memory that the session may pin; default: no limit")
     options = parser.parse_args(arguments)
-    text = table(options.layers, options.steps, options.host)
+    tables = [table(one, options.layers or one.layers, options.steps, options.host) for one in (LLAMA_8B, LLAMA_70B)]
+    text = "\n\n".join(tables)
     print(text)
-    if options.layers == 32 and options.host is None:
+    if options.layers is None and options.host is None:
         RESULTS.write_text(text + "\n")
     return 0
 

@@ -28,6 +28,7 @@ from vdnn.runtime.machine.allocation_tracker import AllocationTracker
 from vdnn.runtime.machine.roofline import operation_ns
 from vdnn.runtime.machine.tensor_device import TensorDevice
 from vdnn.runtime.machine.workspaces import Workspace, workspace_of
+from vdnn.runtime.torch_internals.fake_modules import fake_modules_can_be_converted
 
 
 class VirtualMachine(TensorDevice):
@@ -79,6 +80,7 @@ class VirtualMachine(TensorDevice):
         with contextlib.ExitStack() as stack:
             if self.fake:
                 stack.enter_context(FakeTensorMode())
+                stack.enter_context(fake_modules_can_be_converted())
             stack.enter_context(self.tracker)
             if self.counts_workspaces:
                 self.tracker.hold(self.profile.libraries.get("cublas_bytes", 0))
