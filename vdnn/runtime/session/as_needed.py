@@ -20,6 +20,7 @@ import torch
 from vdnn.bytesize import format_bytes
 from vdnn.errors import BudgetError, VdnnError
 from vdnn.planning.least_memory import least_bytes_without_gradients
+from vdnn.runtime.session.first_optimizer_step import bytes_of_step
 from vdnn.runtime.torch_internals.module_watch import has_compiled
 from vdnn.runtime.torch_internals.tensor_kinds import plain_part
 from vdnn.runtime.training_state.optimizer_state import OptimizerState, TransportFor
@@ -229,14 +230,22 @@ def _extent_of(plan: TrainingPlan) -> Extent:
 
 def _bytes_of_step(state: OptimizerState) -> tuple[int, int]:
     """The largest gradient of an optimizer, and what the first step of its parameter takes beside it: the state, and
-    temporary results unless they are fused."""
-    found = [(0, 0)]
-    for group in state.optimizer.param_groups:
-        for part in (plain_part(one) for one in group["params"] if one.requires_grad):
-            if part is not None:
-                temporary = 0 if group.get("fused") else temporary_bytes([part])
-                found.append((part.nbytes, bytes_of_first_state(part, min_bytes=0) + temporary))
-    return max(found, key=sum)
+    temporary results. They are guessed if that step cannot be tried: none of the latter if it is fused."""
+    optimizer = state.optimizer
+    found = [
+        (part, group)
+        for group in optimizer.param_groups
+        for part in (plain_part(one) for one in group["params"] if one.requires_grad)
+        if part is not None
+    ]
+    if not found:
+        return 0, 0
+    largest, group = max(found, key=lambda one: one[0].nbytes)
+    taken_bytes = bytes_of_step(optimizer, group, largest)
+    if taken_bytes is None:
+        temporary = 0 if group.get("fused") else temporary_bytes([largest])
+        taken_bytes = bytes_of_first_state(largest, min_bytes=0) + temporary
+    return largest.nbytes, taken_bytes
 
 
 def _bytes_on(device: torch.device | None, tensors: Iterable[torch.Tensor]) -> int:

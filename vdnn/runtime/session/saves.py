@@ -247,9 +247,12 @@ class Saves:
             self.deferred.when_complete(managed, node)
 
     def offload_soon(self, managed: ManagedStorage) -> None:
-        """Issues its copy as soon as the running operation is over."""
+        """Issues its copy as soon as the operation that saved it is over."""
         managed.action = _OFFLOAD
-        self.deferred.when_complete(managed, None)
+        if managed.is_complete:
+            managed.complete()
+        else:
+            self.deferred.when_complete(managed, None)
 
     def _discard(self, packed: PackedView, tensor: torch.Tensor, node: _Node | None) -> None:
         """Discards a storage that is to be recomputed. If it cannot be recomputed, the policy decides."""

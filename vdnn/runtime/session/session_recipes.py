@@ -360,9 +360,42 @@ class SessionRecipes:
                 self._need_facts_of(found)
             return True
         cost = self._proofs.cost(recipe.name, recipe.signature)
-        self._steps.can_be_recomputed(managed, recipe.name, recipe.read_saves, cost)
+        if self._steps.can_be_recomputed(managed, recipe.name, recipe.read_saves, cost) and is_exact:
+            self._offer(managed, recipe, save_key, trial_key)
         if not managed.transport.fake and (waits_for_use or not self._proofs.was_right_at_use(trial_key)):
             self._trials_at_use[managed] = _TrialAtUse(weak_recipe(recipe), trial_key)
+        return True
+
+    def _offer(
+        self, managed: ManagedStorage, recipe: Recipe, save_key: SaveKey | None, trial_key: TrialKey | None
+    ) -> None:
+        """Lets the guard of a step without a plan discard a storage, unless the program may write to what is read."""
+        if any(isinstance(given, Leaf) and not isinstance(given.tensor, torch.nn.Parameter) for given in recipe.given):
+            return
+        method, reference, later = weakref.WeakMethod(self._discard_unplanned), managed.reference, weak_recipe(recipe)
+
+        def discard() -> bool:
+            discard_unplanned, alive, again = method(), reference(), later()
+            if discard_unplanned is None or alive is None or again is None:
+                return False
+            return discard_unplanned(alive, again, save_key, trial_key)
+
+        self._steps.can_discard(managed, recipe.read_saves, discard, is_cheap=recipe.is_cheap)
+
+    def _discard_unplanned(
+        self, managed: ManagedStorage, recipe: Recipe, save_key: SaveKey | None, trial_key: TrialKey | None
+    ) -> bool:
+        """It is not tried again at its use, so what is recomputed is compared with a hash, unless an earlier use has
+        shown that it is right."""
+        is_proven = managed.transport.fake or self._proofs.was_right_at_use(trial_key)
+        shapeless = None if trial_key is None else trial_key.shapeless
+        if managed.action is not Action.KEEP or not managed.is_complete:
+            return False
+        if not self._discard(managed, recipe, save_key, shapeless, is_exact=True, is_checked=not is_proven):
+            return False
+        managed.action = Action.RECOMPUTE
+        self._trials_at_use.pop(managed, None)
+        self.readers.add(managed)
         return True
 
     def _trial_key_of(

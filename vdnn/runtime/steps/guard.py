@@ -16,13 +16,20 @@ all of it, and a copy may be larger than its window. So the guard also looks at 
 copies are in flight. If the next operation may have no room, the guard waits for copies to the host, the oldest first,
 and reloads nothing ahead. No hook sees operations between two hooks, such as those of a loss that torch checkpoints.
 The bytes that they took are known only behind them: later steps without a plan keep this many bytes free.
+
+[Note: The host runs short] A storage whose copy the host refuses stays on the device, and nothing else makes room then.
+So once the copies of a step have taken a part of the memory that the host had for them, the guard discards storages
+that can be recomputed in place of offloading others: first those that are cheap to recompute. A recompute makes all
+that was discarded among what it reads, and among what that reads. The guard bounds the bytes of such a chain, and
+leaves room for the longest one.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from vdnn.runtime.steps.earlier_graphs import EarlierGraphs
 from vdnn.runtime.storage.counters import Counters, Kept
@@ -34,6 +41,17 @@ from vdnn.step.plan import Action
 # that it reads comes on top.
 TRANSIENTS = 4
 _RESULTS = TRANSIENTS - 1  # without the gradient that it reads
+# The shares of the host's free memory behind which storages are discarded, see [Note: The host runs short].
+_SHARE_OF_CHEAP, _SHARE_OF_ALL = 1 / 8, 1 / 4
+_MOST_CHAIN = 8  # one part in this many of the room is left for a chain of recomputes
+
+
+class _Recomputable(NamedTuple):
+    """A storage that can be recomputed from the lifetimes `reads`."""
+
+    reads: Sequence[int]
+    discard: Callable[[], bool]
+    is_cheap: bool
 
 
 def _nothing() -> None:
@@ -65,6 +83,12 @@ class Guard:
         self.lacking_bytes: Callable[[int], int] = _none  # of a number of bytes, beyond all that is allocated now
         self._in_flight: deque[weakref.ref[ManagedStorage]] = deque()  # evicted, the oldest first
         self.window_bytes = 0  # room for them, besides `room_bytes`
+        self.host_share: Callable[[], float] = float  # of the host's memory that was free as the step began
+        self._recomputable: dict[int, _Recomputable] = {}  # by lifetime: the first saved comes first
+        self._discarded: dict[int, tuple[int, Sequence[int]]] = {}  # lifetime -> its bytes, and what it is made from
+        self._read_bytes: dict[int, int] = {}  # discarded lifetime -> the bytes that its recompute makes
+        self._reader_bytes: dict[int, int] = {}  # lifetime -> those of the recomputes that read it
+        self._chain_bytes = 0  # of the longest chain
         self.earlier = EarlierGraphs()
         self.freed_bytes = 0  # of earlier graphs, since the last call of take_freed_bytes()
         self._candidates: dict[int, tuple[weakref.ref[ManagedStorage], Kept]] = {}  # the first saved comes first
@@ -101,6 +125,10 @@ class Guard:
     def is_gone(self, lifetime: int) -> None:
         """Called on any thread."""
         self._held_bytes -= self._held.pop(lifetime, 0)
+
+    def stays(self, lifetime: int, nbytes: int) -> None:
+        """Its copy was refused."""
+        self.is_here(lifetime, nbytes)
 
     def take_over(self, kept: dict[int, ManagedStorage]) -> None:
         """Takes over a step that has outgrown its plan, which kept these lifetimes. Planned storages may be evicted."""
@@ -143,6 +171,53 @@ class Guard:
             self._small_bytes_before = small_bytes
         self._small_bytes = small_bytes - self._small_bytes_before
 
+    def can_discard(self, lifetime: int, reads: Sequence[int], discard: Callable[[], bool], *, is_cheap: bool) -> None:
+        """A storage that is held can be recomputed from these lifetimes. `discard` does not succeed always."""
+        self._recomputable[lifetime] = _Recomputable(reads, discard, is_cheap)
+
+    def _discard_one(self) -> bool:
+        """See [Note: The host runs short]. True if a storage was discarded."""
+        share = self.host_share() if self._recomputable else 0
+        if share <= _SHARE_OF_CHEAP:
+            return False
+        most_bytes = max(self._unseen_bytes, self._room_bytes // _MOST_CHAIN)
+        for lifetime, one in list(self._recomputable.items()):
+            if lifetime not in self._candidates:
+                del self._recomputable[lifetime]
+                continue
+            chain_bytes = self._chain_with(lifetime, one.reads)
+            if chain_bytes > most_bytes or not (one.is_cheap or share > _SHARE_OF_ALL):
+                continue
+            del self._recomputable[lifetime]
+            if one.discard():
+                self._was_discarded(lifetime, one.reads)
+                self._chain_bytes = max(self._chain_bytes, chain_bytes)
+                return True
+        return False
+
+    def _chain_with(self, lifetime: int, reads: Sequence[int]) -> int:
+        """The bytes of the longest chain of recomputes that this lifetime is in, if it is discarded."""
+        own_bytes = self._held.get(lifetime, 0)  # none if its graph has been freed
+        read_bytes = sum(self._read_bytes.get(one, 0) for one in reads)
+        return own_bytes + read_bytes + self._reader_bytes.get(lifetime, 0)
+
+    def _was_discarded(self, lifetime: int, reads: Sequence[int]) -> None:
+        reference, why = self._candidates.pop(lifetime)
+        managed, nbytes = reference(), self._held.get(lifetime, 0)
+        self._read_bytes[lifetime] = nbytes + sum(self._read_bytes.get(one, 0) for one in reads)
+        self._discarded[lifetime] = nbytes, reads
+        waiting = [lifetime]
+        while waiting:
+            reader = waiting.pop()
+            own_bytes, reads = self._discarded.get(reader, (0, ()))
+            readers_bytes = own_bytes + self._reader_bytes.get(reader, 0)
+            longer = [one for one in reads if readers_bytes > self._reader_bytes.get(one, 0)]
+            self._reader_bytes.update(dict.fromkeys(longer, readers_bytes))
+            waiting += longer
+        if managed is not None:
+            managed.facts.counters.keep(why, -nbytes, saves=-1)
+        self.is_gone(lifetime)
+
     def make_room(self) -> None:
         """Evicts until the step fits its budget again. Called at the end of each hook."""
         if self.earlier:
@@ -150,8 +225,9 @@ class Guard:
         if self._over_bytes() > 0:
             self.manage_gated()
         while self._candidates and self._over_bytes() > 0:
-            chosen = self._choose()
-            self._evict(chosen, *self._candidates.pop(chosen))
+            if not self._discard_one():
+                chosen = self._choose()
+                self._evict(chosen, *self._candidates.pop(chosen))
         self._wait_for_copies()
 
     def _wait_for_copies(self) -> None:
@@ -159,7 +235,7 @@ class Guard:
         while self._in_flight and self.lacking_bytes(self._next_bytes):
             managed = self._in_flight[0]()
             if managed is not None and managed.source.storage is not None:
-                if managed.copy is None:
+                if managed.copy is None and not managed.is_complete:
                     return  # its operation is still running
                 managed.release()
             self._in_flight.popleft()
@@ -204,7 +280,8 @@ class Guard:
 
     def _over_bytes(self) -> int:
         """How much more the step takes than there is room for, with the margin."""
-        return self._held_bytes + self.gated_bytes() + self._small_bytes + self._unseen_bytes - self._room_bytes
+        taken_bytes = self._held_bytes + self.gated_bytes() + self._small_bytes
+        return taken_bytes + self._unseen_bytes + self._chain_bytes - self._room_bytes
 
     def step_ended(self) -> None:
         """Evicts what outlives the step, as a plan would: the memory of the next step must not depend on whether this

@@ -93,6 +93,12 @@ class PlanGuard(Guard):
         if lifetime in self._passing:
             self._passing[lifetime] = 0
 
+    def stays(self, lifetime: int, nbytes: int) -> None:
+        self._offloads.pop(lifetime, None)
+        if lifetime in self._leaving:
+            self._has_left(lifetime)
+        super().stays(lifetime, nbytes)
+
     @property
     def _margin_bytes(self) -> int:
         """See [Note: What grew]."""

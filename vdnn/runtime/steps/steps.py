@@ -119,6 +119,7 @@ class StepGuards:
             guard = Guard(budget_bytes - taken_bytes, self._offload)
             guard.window_bytes, guard.in_flight_bytes = window_bytes, lambda: transport.in_flight_bytes
             guard.lacking_bytes = functools.partial(_lacking, self._lacking_bytes)
+            guard.host_share = transport.host_share_from_now()
             transport.has_room = guard.has_room
         else:
             room_bytes = self._plans.room_bytes(executor, budget_bytes, now_bytes)
@@ -665,6 +666,20 @@ class StepWatch:
         self._step.can_be_recomputed([number, *numbers], operation, cost)
         return True
 
+    def can_discard(
+        self,
+        managed: ManagedStorage,
+        reads: Sequence[PackedView | KeptSave],
+        discard: Callable[[], bool],
+        *,
+        is_cheap: bool,
+    ) -> None:
+        """The guard of a step without a plan may discard a storage that can be recomputed from these saves."""
+        guard, number = self._step.guard, self._number_of(managed)
+        if guard is not None and number is not None and self.has_guard_alone:
+            numbers = [one for save in reads if (one := self._number_of(save)) is not None]
+            guard.can_discard(number, numbers, discard, is_cheap=is_cheap)
+
     def _number_of(self, save: ManagedStorage | PackedView | KeptSave) -> int | None:
         """The number that the storage's lifetime has in this step."""
         now = save.tensor if isinstance(save, KeptSave) and isinstance(save.tensor, PackedView) else save
@@ -897,6 +912,16 @@ class UnwatchedSteps:
     ) -> bool:
         """Does nothing: there is no recording."""
         return True
+
+    def can_discard(
+        self,
+        managed: ManagedStorage,
+        reads: Sequence[PackedView | KeptSave],
+        discard: Callable[[], bool],
+        *,
+        is_cheap: bool,
+    ) -> None:
+        """There is no guard."""
 
     def has_room_for_trial(self, transport: Transport, nbytes: int) -> bool:
         """There is no budget."""

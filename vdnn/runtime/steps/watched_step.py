@@ -35,6 +35,8 @@ from vdnn.step.plan import Action
 from vdnn.step.recording import SaveKey
 from vdnn.step.timeline import Track
 
+# The backward of a loss has its logits, their softmax and two gradients at one time, and its forward half of that.
+_OF_BACKWARD = 2
 # This many steps under each plan are measured, also if the session does not measure.
 _CHECKED = 2
 
@@ -73,11 +75,17 @@ class ObservedHook:
         stream = self._stream = self._transport.current_stream()
         begin = self._begin = gauges.mark(stream)
         peaks = self._peaks = gauges.hook_begins()
-        if self._left_bytes is not None and peaks.peak_bytes - self._left_bytes > self.most_between_bytes:
-            self.most_between_bytes = peaks.peak_bytes - self._left_bytes
+        if self._left_bytes is not None:
+            self._took_between(peaks.peak_bytes - self._left_bytes, step)
         if step.recorder is not None:
             step.recorder.reached(begin, peaks.with_absent_bytes, peaks.allocated_bytes)
         self.step = step
+
+    def _took_between(self, nbytes: int, step: WatchedStep) -> None:
+        """Operations between two hooks took this many bytes. The guard expects more of their backward."""
+        self.most_between_bytes = max(self.most_between_bytes, nbytes)
+        if step.guard is not None and step.executor is None:
+            step.guard.leaves_room(nbytes if step.uses else _OF_BACKWARD * nbytes)
 
     @property
     def allocated_bytes(self) -> int:
@@ -475,6 +483,10 @@ class WatchedStep:
     def reloaded_ahead(self, watched: WatchedLifetime) -> None:
         if self.observed is not None and watched.planned is not None:
             self.observed.reloaded_ahead(watched.planned)
+
+    def refused(self, watched: WatchedLifetime, nbytes: int) -> None:
+        if self.guard is not None and watched.number is not None:
+            self.guard.stays(watched.number, nbytes)
 
     def reloaded(self, watched: WatchedLifetime, reload: _C.Reload) -> None:
         if self.guard is not None and watched.number is not None:

@@ -174,6 +174,8 @@ class ManagedStorage:
         if self.witness._version == self.version:
             self.copy = source.offload(self.transport)
             if self.copy is None:
+                if watched is not None:
+                    watched.observer.refused(watched, self.nbytes)
                 return
             self.transport.copied.append(self.reference)
             if watched is not None:

@@ -236,6 +236,13 @@ class Transport:
         """The narrower of the two windows while they are not open wide."""
         return min(self._options.offload_window_bytes, self._options.reload_window_bytes)
 
+    def host_share_from_now(self) -> Callable[[], float]:
+        """A function that returns the share that is taken then of the memory that the host can pin now."""
+        pool = self.pool
+        before = pool.stats
+        free_bytes = max(1, before.cap_bytes - before.live_bytes)
+        return lambda: (pool.stats.live_bytes - before.live_bytes) / free_bytes
+
     def fits(self, nbytes: int) -> bool:
         """True if the budget of the device has room for this many more bytes now."""
         return self.fits_budget is None or self.fits_budget(self, nbytes) is not False

@@ -38,6 +38,9 @@ class StepObserver(Protocol):
     def offloaded(self, watched: WatchedLifetime, transport: Transport, copy: _C.HostCopy) -> None:
         """The copy to the host was issued."""
 
+    def refused(self, watched: WatchedLifetime, nbytes: int) -> None:
+        """The copy to the host was refused: the storage of this many bytes stays on the device."""
+
     def reloaded(self, watched: WatchedLifetime, reload: _C.Reload) -> None:
         """The copy to the device was issued."""
 

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from vdnn.errors import CombinationError, VdnnError
 from vdnn.runtime.torch_internals.local_shards import is_offloaded_by_fsdp
 from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage, plain_part
+from vdnn.runtime.training_state.optimizer_copies import attributes_of, copy_without_state, own_step_of
 from vdnn.runtime.training_state.sliced_step import SlicedStep, slicing_refusal
 from vdnn.runtime.training_state.slices import options_of, parameters_of, slices_of
 from vdnn.runtime.training_state.state_tensors import places_in
@@ -30,7 +31,6 @@ FSDP_OFFLOADS = {
 }
 _STEPS = 3
 _LARGEST_SIDE = 4
-_LARGEST_TABLE_BYTES = 1 << 16
 _DEEP = 4  # objects in objects are looked into so far
 _MOST_STAND_INS = 3  # of one group and number of dimensions
 
@@ -84,7 +84,7 @@ def _try(optimizer: torch.optim.Optimizer) -> None:
         raise VdnnError(
             slicing_refusal(optimizer, f"a copy of it for small parameters cannot be made ({error})")
         ) from error
-    own_step = _own_step(optimizer)
+    own_step = own_step_of(optimizer)
     try:
         for step in range(_STEPS):
             _step_as_a_whole(whole, own_step, step)
@@ -99,7 +99,7 @@ def _try(optimizer: torch.optim.Optimizer) -> None:
     options, others = (list(map(options_of, one.param_groups)) for one in (whole, sliced))
     if not _are_alike(options, others):
         raise VdnnError(slicing_refusal(optimizer, "it changes tensors among its options by what is in a slice"))
-    if not _are_alike(_attributes_of(whole), _attributes_of(sliced)):
+    if not _are_alike(attributes_of(whole), attributes_of(sliced)):
         raise VdnnError(slicing_refusal(optimizer, "it counts its own calls"))
 
 
@@ -129,52 +129,12 @@ def _step_in_slices(optimizer: torch.optim.Optimizer, own_step: Callable[..., An
     sliced.end()
 
 
-def _own_step(optimizer: torch.optim.Optimizer) -> Any:
-    """The step of the class, without torch's hooks."""
-    step = type(optimizer).step
-    return getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
-
-
 def _stand_in(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """A copy of `optimizer` without state, for small parameters of the same dtypes and numbers of dimensions."""
     groups = []
     for group in optimizer.param_groups:
         groups.append({**copy.deepcopy(options_of(group)), "params": list(_small(group["params"]))})
-    made = object.__new__(type(optimizer))
-    made.__dict__.update(_attributes_of(optimizer))
-    made.__setstate__({"defaults": copy.deepcopy(optimizer.defaults), "state": _empty_state(), "param_groups": groups})
-    return made
-
-
-def _empty_state() -> Any:
-    return torch.optim.SGD([torch.zeros(1)], lr=0.0).state
-
-
-@functools.cache
-def _attributes_of_torch() -> frozenset[str]:
-    """Returns what torch's base class makes. Not read at import: torch's first optimizer loads its compiler."""
-    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.0)))
-
-
-def _attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Copies of the attributes that the class of `optimizer` gives it, without attributes that have large tensors."""
-    known = _attributes_of_torch()
-    own = {name: value for name, value in vars(optimizer).items() if name not in known and not name.startswith("__")}
-    return {name: value if callable(value) else copy.deepcopy(value) for name, value in own.items() if _is_small(value)}
-
-
-def _is_small(value: object, deep: int = _DEEP) -> bool:
-    """True for values with no tensors but small ones, such as tables of a quantization. An object that holds a model or
-    another optimizer may read all parameters. An own step that needs more fails on the stand-ins, which says so."""
-    if isinstance(value, torch.Tensor):
-        return type(value) is torch.Tensor and value.nbytes <= _LARGEST_TABLE_BYTES
-    if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
-        return False
-    if isinstance(value, dict):
-        return all(_is_small(one, deep) for one in value.values())
-    if isinstance(value, (list, tuple, set)):
-        return all(_is_small(one, deep) for one in value)
-    return deep == 0 or callable(value) or _is_small(getattr(value, "__dict__", ()), deep - 1)
+    return copy_without_state(optimizer, groups)
 
 
 def _are_alike(one: Any, other: Any, deep: int = _DEEP) -> bool:
