@@ -27,6 +27,16 @@ const at::ThreadLocalState& untouched_state() {
   return *state;
 }
 
+// Operations that a GPU runs with some tensors of the CPU: copies, indices, and lengths of sequences.
+bool may_read_cpu(const std::string& name) {
+  for (const char* one : {"aten::copy_", "aten::index.Tensor", "aten::index_put", "aten::_index_put_impl_",
+                          "aten::_unsafe_index", "aten::_ctc_loss", "aten::_pack_padded_sequence",
+                          "aten::_pad_packed_sequence"}) {
+    if (name.rfind(one, 0) == 0) return true;
+  }
+  return false;
+}
+
 class Call {
  public:
   Call(const c10::OperatorHandle& operation, torch::jit::Stack& stack, std::optional<at::MemoryFormat> format)
@@ -127,6 +137,8 @@ class Call {
       changed(arguments_[index], [&](const at::Tensor& tensor) {
         TORCH_CHECK(access == read_access || !tensor.defined() || !tensor.is_cpu(),
                     "Expected all tensors to be on the same device: ", name_, " writes to a tensor of the CPU");
+        TORCH_CHECK(!tensor.defined() || !tensor.is_cpu() || tensor.dim() == 0 || may_read_cpu(name_),
+                    "Expected all tensors to be on the same device: ", name_, " reads a tensor of the CPU");
         note(accelerator_, tensor, access, name_.c_str());
         return tensor;
       });

@@ -31,15 +31,24 @@ FACTS: frozenset[Any] = (
 )
 
 
+_OPERATORS = ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+_WRITING = frozenset(("__setitem__", "__set__", *(f"__i{name}__" for name in _OPERATORS)))
+
+
 class ParameterGuard(Protocol):
     def before_use(self, parameter: torch.Tensor) -> None:
         """Called before a function gets `parameter`. The parameter is no longer guarded afterwards."""
 
 
 class UseGuard(ParameterGuard, Protocol):
-    """A guard that is also called with the outcome of the function."""
+    """A guard that is also called ahead of the function, with all its parameters, and with its outcome."""
 
-    def after_use(self, parameters: list[torch.Tensor], outcome: Any, error: Exception | None, *, writes: bool) -> bool:
+    def before_call(self, func: Callable[..., Any], parameters: list[torch.Tensor]) -> bool:
+        """The function is about to run. True: the parameters were brought to their device for it."""
+
+    def after_use(
+        self, parameters: list[torch.Tensor], outcome: Any, error: Exception | None, *, writes: bool, brought: bool
+    ) -> bool:
         """The function returned `outcome` or raised `error`. True: it is called once more."""
 
 
@@ -67,14 +76,18 @@ class GuardedParameter(torch.nn.Parameter):
             raise RuntimeError(f"{func}: a parameter is still guarded")
         if not asking:
             return func(*args, **kwargs)
+        parameters = list({id(one): one for one in parameters}.values())
+        brought = [one.before_call(func, parameters) for one in asking]
         outcome, error = None, None
         try:
             outcome = func(*args, **kwargs)
         except RuntimeError as raised:  # such as two devices
             error = raised
-        writes = _is_in_place(func)
-        parameters = list({id(one): one for one in parameters}.values())
-        again = [one.after_use(parameters, outcome, error, writes=writes) for one in asking]
+        writes = is_in_place(func)
+        again = [
+            one.after_use(parameters, outcome, error, writes=writes, brought=was_brought)
+            for one, was_brought in zip(asking, brought, strict=True)
+        ]
         if any(again):
             return func(*args, **kwargs)
         if error is not None:
@@ -96,9 +109,9 @@ class GuardedParameter(torch.nn.Parameter):
         return self.__repr__(**options)
 
 
-def _is_in_place(func: Callable[..., Any]) -> bool:
+def is_in_place(func: Callable[..., Any]) -> bool:
     name = getattr(func, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
+    return (name.endswith("_") and not name.endswith("__")) or name in _WRITING
 
 
 def ask(parameter: torch.Tensor) -> None:

@@ -23,7 +23,7 @@ from vdnn.runtime.torch_internals.backward_ends import graph_task, in_backward
 from vdnn.runtime.torch_internals.backward_inputs import find_inputs
 from vdnn.runtime.torch_internals.data_reads import native_data, watch_data, watch_data_no_longer
 from vdnn.runtime.torch_internals.parameter_access import watch_parameters_of
-from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer, is_guarded
+from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer, is_guarded, is_in_place
 from vdnn.runtime.torch_internals.saved_modes import fewer_modes
 from vdnn.runtime.torch_internals.tensor_kinds import num_dispatch_modes, outside_of_transforms
 from vdnn.runtime.torch_internals.tensor_swaps import watch_swaps
@@ -32,7 +32,7 @@ from vdnn.runtime.training_state.parameters.streaming import Streaming
 from vdnn.runtime.training_state.parameters.writes import UnsafeWrite, Use, Writes
 from vdnn.user_warnings import line_of_user
 
-_BACKWARD = "backward"
+_BACKWARD, _BETWEEN = "backward", "between calls"
 _LOOKED_AT = 2  # calls of one model behind which reads with a gradient are looked for
 _DEPTH = 3  # of lists and dicts in which a module may keep parameters of others
 _SHOWN = 3  # parameters of which the report says the same
@@ -83,7 +83,10 @@ class ModuleCalls:
         self._called: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._read_outside: set[str] = set()  # names
         self._held: set[str] = set()  # names of those whose memory on the device the program held
-        self._graph_reads = GraphReads(self._read_in_graph, self._is_held_on_host)
+        self._graph_reads = GraphReads(
+            self._read_in_graph, self._is_held_on_host, self._bring_between_calls, self._return_written
+        )
+        self._are_apart = any(_is_apart(one) for one in away.values())
         self._too_late: list[Use] = []  # written to on the host while they ran on the device
         self._undo: list[Callable[[], object]] = []
         self._forks = forks.count
@@ -105,7 +108,7 @@ class ModuleCalls:
         for away in self._away.values():
             watch_data(away.parameter, self)
             self._undo.append(functools.partial(watch_data_no_longer, away.parameter))
-        self._graph_reads.begin(one.parameter for one in self._away.values())
+        self._watch_between_calls(is_new=True)
         self._undo.append(self._graph_reads.end)
         managed = frozenset(self._away)  # those that stay on the device from some time on have moved before
         self._undo.append(find_inputs(lambda one: id(one) in managed))
@@ -202,8 +205,7 @@ class ModuleCalls:
 
     def _end(self, module: torch.nn.Module) -> None:
         self._streaming.drop_unused()
-        if self._called.get(module, 0) < _LOOKED_AT:
-            self._graph_reads.begin(one.parameter for one in self._away.values())
+        self._watch_between_calls(is_new=self._called.get(module, 0) < _LOOKED_AT)
         lost = self._writes.call_ends()
         for use in lost:
             if id(use.away.parameter) in self._away:
@@ -248,6 +250,8 @@ class ModuleCalls:
             return
         if not away.users and self._calls.stack:
             self._read(away)
+        elif not self._calls.stack:
+            self._bring_between_calls([parameter], writes=False)
         if away.is_in_place:
             away.is_exposed = True
         elif away.on_device is not None:
@@ -285,6 +289,43 @@ class ModuleCalls:
             for away in [self._away[id(one)] for one in tensors if id(one) in self._away]:
                 reason = "it is read between calls of modules, with its gradient"
                 self._give_back(away, reason, is_held_on_host=id(away.parameter) in held)
+
+    # Between calls, see [Note: Between calls].
+
+    def _watch_between_calls(self, *, is_new: bool) -> None:
+        """`is_new`: the model was not called before, or once."""
+        if is_new or self._are_apart:
+            away = self._away.values()
+            self._graph_reads.begin(one.parameter for one in away if one.parameter.requires_grad or _is_apart(one))
+
+    def _bring_between_calls(self, tensors: list[torch.Tensor], *, writes: bool) -> bool:
+        """The program is about to use parameters while no module runs. False if they are used on the host."""
+        if in_backward() or self._calls.stack or forks.count != self._forks:
+            return False
+        with self._streaming.lock, torch._C.DisableTorchFunction():
+            known = [self._away.get(id(one)) for one in tensors]
+            found = [one for one in known if one is not None and _is_apart(one)]
+            if any(one.is_stepped or not one.is_there() for one in found):
+                return False
+            found = [one for one in found if not one.is_in_place]
+            if not found or (not writes and any(one.is_held_on_host() for one in found)):
+                return False  # what the program holds would not see a write to the copy on the device
+            try:
+                self._streaming.use(found, _BETWEEN)
+            except (torch.OutOfMemoryError, MemoryError):
+                return False
+            for one in found:
+                if one.on_device is not None and not one.is_in_place:
+                    one.put_in_place(one.on_device)
+                    self._writes.use_begins(one)
+        return True
+
+    def _return_written(self, tensors: list[torch.Tensor]) -> None:
+        """The program has written to parameters that were brought between calls: the host has the new values at once,
+        for whoever holds them there."""
+        for one in [self._away[id(tensor)] for tensor in tensors if id(tensor) in self._away]:
+            if not one.users:
+                self._let_go(one)
 
     def _bring(self, wanted: list[AwayParameter], call: _Call) -> None:
         with torch._C.DisableTorchFunction():
@@ -486,29 +527,50 @@ def _parameters_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
             yield from _parameters_in(one, depth - 1)
 
 
-# Finds parameters that the program reads between calls of modules, with their gradient: a penalty on a norm.
+def _is_apart(away: AwayParameter) -> bool:
+    """True if tensors of its device and of the host do not mix in an operation."""
+    return away.home is not None and away.home.type != "cpu"
+
+
+# Notices what the program does with parameters between calls of modules.
 #
-# Such a read makes a graph of the host copy, whose gradient would be the CPU's. So in the first calls of a model its
-# trained parameters are guarded between calls: see parameter_guard. No function mode is active, and none of them is
-# guarded while a module runs.
+# [Note: Between calls] Parameters that are away are on the host between calls, where operations cannot mix them with
+# tensors of their device: averages of weights that are on the device, perturbations, distances to earlier weights. So
+# a parameter is guarded there (parameter_guard), and comes to the device for each function that gets it, and for a read
+# of `.data`. It leaves with the next use of another one, or at once if it was written to, unless the program holds what
+# it got. state_dict(), copies and pickles are made of the host's. Where the program holds memory of the host, or the
+# device has no room, parameters are used on the host. No function mode is active, and none is guarded while a module
+# runs.
+#
+# Where the device is the CPU itself, nothing has to move, and trained parameters are guarded only in the first calls of
+# a model, for reads with a gradient, such as a penalty on a norm. They make a graph of the host copy, whose gradient
+# would be the CPU's, so the parameter stays on the device from then on.
+
+_SAVING = torch.nn.Module._save_to_state_dict.__code__
+_COPIES = frozenset(("copy_", "cpu", "numpy"))  # names of functions that copy between devices
 
 
 class GraphReads:
     """Calls `read(parameters, held)` for the parameters that a graph was made of, which moves them to the device for
-    good. `held`: ids of parameters for which `is_held(parameter)` was true before. A graph may hold memory, too."""
+    good. `held`: ids of parameters for which `is_held(parameter)` was true before. A graph may hold memory, too.
+    `bring` and `written`: see [Note: Between calls]."""
 
     def __init__(
-        self, read: Callable[[list[torch.Tensor], set[int]], None], is_held: Callable[[torch.Tensor], bool]
+        self,
+        read: Callable[[list[torch.Tensor], set[int]], None],
+        is_held: Callable[[torch.Tensor], bool],
+        bring: Callable[..., bool],
+        written: Callable[[list[torch.Tensor]], None],
     ) -> None:
-        self._read, self._is_held = read, is_held
+        self._read, self._is_held, self._bring, self._written = read, is_held, bring, written
         self._held: set[int] = set()
-        self.read: set[int] = set()  # ids of parameters that any function has read, or written to
+        self.read: set[int] = set()  # ids of parameters that any function has read on the host, or written to
         self._watched: dict[int, torch.nn.Parameter] = {}
 
     def begin(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """No module runs from now on."""
         for one in parameters:
-            if type(one) is torch.nn.Parameter and one.requires_grad:
+            if type(one) is torch.nn.Parameter:
                 self._watched[id(one)] = one
                 guard(one, self)
 
@@ -526,25 +588,40 @@ class GraphReads:
 
     def before_use(self, parameter: torch.Tensor) -> None:
         guard_no_longer(parameter)
-        if not in_backward():  # recomputes read there
-            self.read.add(id(parameter))
         with torch._C.DisableTorchFunction():
             self._held.discard(id(parameter))
             if torch.is_grad_enabled() and self._is_held(parameter):
                 self._held.add(id(parameter))
 
-    def after_use(self, parameters: list[torch.Tensor], outcome: Any, error: Exception | None, *, writes: bool) -> bool:
+    def before_call(self, func: Callable[..., Any], parameters: list[torch.Tensor]) -> bool:
+        is_of_host = getattr(func, "__name__", "") in _COPIES or sys._getframe(2).f_code is _SAVING
+        if not is_of_host and self._bring(parameters, writes=is_in_place(func)):
+            return True
+        if not in_backward():  # recomputes read there
+            self.read.update(map(id, parameters))
+        return False
+
+    def after_use(
+        self, parameters: list[torch.Tensor], outcome: Any, error: Exception | None, *, writes: bool, brought: bool
+    ) -> bool:
         """A function was called with `parameters`. True: it has to be called again, now that they are on the device."""
         known = [one for one in parameters if id(one) in self._watched]
-        if not writes and torch.is_grad_enabled() and (error is not None or _is_in_graph(outcome)):
-            for one in known:
+        fails_on_host = error is not None and not brought
+        if not writes and torch.is_grad_enabled() and (fails_on_host or _is_in_graph(outcome)):
+            trained = [one for one in known if one.requires_grad]
+            for one in trained:
                 del self._watched[id(one)]
-            self._read(known, self._held)
-            return bool(known)
+            self._read(trained, self._held)
+            known = [one for one in known if id(one) in self._watched]
+            again = bool(trained) and not brought
+        else:
+            again = False
         for one in known:
             if not is_guarded(one):
                 guard(self._watched[id(one)], self)
-        return False
+        if writes and brought:
+            self._written(known)
+        return again
 
 
 def _is_in_graph(outcome: object) -> bool:

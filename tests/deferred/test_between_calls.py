@@ -1,0 +1,157 @@
+"""What a program does with parameters between calls of modules, beside tensors of the device.
+
+Parameters that are away are on the host there, and a GPU mixes no tensors of both. Tensors of the CPU alone cannot show
+that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import vdnn
+from deferred import DeferredAccelerator, Mode
+from vdnn.runtime.training_state.parameters.away_parameter import away_of
+
+WIDTH = 48
+Program = Callable[[nn.Module, list[torch.Tensor]], None]  # behind each step, with earlier weights on the device
+
+
+def average(model: nn.Module, earlier: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for one, parameter in zip(earlier, model.parameters(), strict=True):
+            one.lerp_(parameter, 0.1)
+
+
+def average_of_data(model: nn.Module, earlier: list[torch.Tensor]) -> None:
+    for one, parameter in zip(earlier, model.parameters(), strict=True):
+        one.mul_(0.9).add_(parameter.data, alpha=0.1)
+
+
+def average_of_detached(model: nn.Module, earlier: list[torch.Tensor]) -> None:
+    for one, parameter in zip(earlier, model.parameters(), strict=True):
+        one.mul_(0.9).add_(parameter.detach(), alpha=0.1)
+
+
+def average_at_once(model: nn.Module, earlier: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        torch._foreach_lerp_(earlier, list(model.parameters()), 0.1)
+
+
+def perturbed(model: nn.Module, earlier: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, one in zip(model.parameters(), earlier, strict=True):
+            parameter.add_(one, alpha=1e-3)
+
+
+def moved_by_operators(model: nn.Module, earlier: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, one in zip(model.parameters(), earlier, strict=True):
+            parameter -= 1e-3 * one
+            parameter[:1] = one[:1]
+
+
+def moved_at_once(model: nn.Module, earlier: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        torch._foreach_sub_(list(model.parameters()), earlier, alpha=1e-3)
+
+
+def written_through_data(model: nn.Module, earlier: list[torch.Tensor]) -> None:
+    for parameter, one in zip(model.parameters(), earlier, strict=True):
+        parameter.data.add_(one, alpha=1e-3)
+
+
+def distance(model: nn.Module, earlier: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        far = sum((parameter - one).square().sum() for parameter, one in zip(model.parameters(), earlier, strict=True))
+        earlier[0].add_(far * 1e-3)
+
+
+def held(model: nn.Module, earlier: list[torch.Tensor]) -> None:
+    """The tensors outlive the next step, and show it."""
+    earlier[:] = [parameter.detach() for parameter in model.parameters()]
+
+
+def saved_and_averaged(model: nn.Module, earlier: list[torch.Tensor]) -> None:
+    saved = copy.deepcopy(model.state_dict())
+    average(model, earlier)
+    model.load_state_dict({name: value * 0.99 for name, value in saved.items()})
+
+
+def perturbed_while_a_dict_is_held(model: nn.Module, earlier: list[torch.Tensor]) -> None:
+    saved = model.state_dict()
+    perturbed(model, earlier)
+    model.load_state_dict({name: value.clone() for name, value in saved.items()})
+
+
+PROGRAMS = (
+    *(average, average_of_data, average_of_detached, average_at_once, perturbed, moved_by_operators, moved_at_once),
+    *(written_through_data, distance, held, saved_and_averaged, perturbed_while_a_dict_is_held),
+)
+
+
+def sharpness_aware(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    """A step that perturbs the weights between two backwards."""
+    model(x).square().mean().backward()
+    with torch.no_grad():
+        perturbations = [one.grad / (one.grad.norm() + 1e-6) * 1e-2 for one in model.parameters()]
+        for parameter, one in zip(model.parameters(), perturbations, strict=True):
+            parameter.add_(one)
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    with torch.no_grad():
+        for parameter, one in zip(model.parameters(), perturbations, strict=True):
+            parameter.sub_(one)
+    optimizer.step()
+
+
+def simple(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def found(
+    program: Program | None, mode: Mode, parameters: str | None, step: Any = simple, *, frozen: bool = False
+) -> list[torch.Tensor]:
+    """Parameters and earlier weights after four steps."""
+    torch.manual_seed(0)
+    with DeferredAccelerator(mode, capacity="64MiB") as accelerator, contextlib.ExitStack() as sessions:
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).to("deferred")
+        model[0].requires_grad_(not frozen)
+        trained = [one for one in model.parameters() if one.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=1e-2)
+        earlier = [one.detach() * 0.9 for one in model.parameters()]
+        if parameters is not None:
+            options = {"model": model, "optimizer": optimizer, "parameters": parameters}
+            sessions.enter_context(vdnn.offload("vdnn-all", device=accelerator, min_bytes=0, **options))
+        managed = list(model.parameters()) if parameters == "all" else []
+        for number in range(4):
+            torch.manual_seed(number)
+            step(model, optimizer, torch.randn(4, WIDTH).to("deferred"))
+            optimizer.zero_grad()
+            if program is not None:
+                program(model, earlier)
+        assert all(away_of(one) is not None for one in managed)
+        return [one.detach().cpu().clone() for one in (*model.parameters(), *earlier)]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_program_mixes_parameters_with_tensors_of_the_device(program: Program, mode: Mode) -> None:
+    assert all(map(torch.equal, found(program, mode, "all"), found(program, mode, None)))
+
+
+@pytest.mark.parametrize("program", [average, average_of_data, distance], ids=lambda program: program.__name__)
+def test_it_mixes_frozen_parameters(program: Program) -> None:
+    expected = found(program, Mode.RANDOM, None, frozen=True)
+    assert all(map(torch.equal, found(program, Mode.RANDOM, "frozen", frozen=True), expected))
+
+
+def test_it_perturbs_weights_between_two_backwards(mode: Mode) -> None:
+    expected = found(None, mode, None, sharpness_aware)
+    assert all(map(torch.equal, found(None, mode, "all", sharpness_aware), expected))
