@@ -1,4 +1,4 @@
-"""What a program does with parameters between calls of modules, beside tensors of the device.
+"""Programs that use parameters between calls of modules, beside tensors of the device.
 
 Parameters that are away are on the host there, and a GPU mixes no tensors of both. Tensors of the CPU alone cannot show
 that.
