@@ -29,9 +29,9 @@ const at::ThreadLocalState& untouched_state() {
 
 // Operations that a GPU runs with some tensors of the CPU: copies, indices, and lengths of sequences.
 bool may_read_cpu(const std::string& name) {
-  for (const char* one : {"aten::copy_", "aten::index.Tensor", "aten::index_put", "aten::_index_put_impl_",
-                          "aten::_unsafe_index", "aten::_ctc_loss", "aten::_pack_padded_sequence",
-                          "aten::_pad_packed_sequence"}) {
+  for (const char* one :
+       {"aten::copy_", "aten::index.Tensor", "aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index",
+        "aten::_ctc_loss", "aten::_pack_padded_sequence", "aten::_pad_packed_sequence"}) {
     if (name.rfind(one, 0) == 0) return true;
   }
   return false;
