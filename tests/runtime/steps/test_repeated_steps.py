@@ -68,7 +68,7 @@ def settle(session: Session, network: Network, policy: str) -> None:
 
 
 def counted(session: Session, network: Network) -> dict[str, int]:
-    """What one more step adds to the counters."""
+    """The counts that one more step adds."""
     before = dataclasses.replace(session.counters)
     network.step()
     session.step()

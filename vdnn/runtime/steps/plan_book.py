@@ -273,7 +273,7 @@ class PlanBook:
             self._store.forget()
 
     def repeated(self, keys: SaveKeys) -> tuple[Executor | None, ObservedStep | None]:
-        """What repeats or observes the step of which `keys` has the first save, if its policy is repeatable."""
+        """The object that repeats or observes the step that `keys` begins, if its policy is repeatable."""
         return (None, None) if self._repeated is None else self._repeated.choose(keys)
 
     def choose(

@@ -82,7 +82,7 @@ class ObservedStep:
 
 
 @dataclass
-class _Repeated:
+class _RepeatedKind:
     """The steps of one kind. `elements`: of the first save of the step that `executor` repeats."""
 
     executor: Executor | None = None
@@ -96,7 +96,7 @@ class RepeatedSteps:
     def __init__(self, policy: str) -> None:
         self._policy = policy
         self._kinds = StepKinds()
-        self._repeated: OrderedDict[Kind, _Repeated] = OrderedDict()
+        self._repeated: OrderedDict[Kind, _RepeatedKind] = OrderedDict()
 
     def choose(self, keys: SaveKeys) -> tuple[Executor | None, ObservedStep | None]:
         """For the step of which `keys` has the first save: what repeats the step that is expected, or what observes it.
@@ -119,7 +119,7 @@ class RepeatedSteps:
         self._kinds.ended(begin, kind)
         if executor is None and observed is None:
             return
-        known = self._repeated.setdefault(kind, _Repeated())
+        known = self._repeated.setdefault(kind, _RepeatedKind())
         self._repeated.move_to_end(kind)
         if observed is not None:
             known.executor, known.elements = observed.executor(self._policy), _elements_of(first)

@@ -560,7 +560,7 @@ class StepWatch:
         return self._online_action(is_new=is_new) if action is None else action
 
     def _online_action(self, *, is_new: bool) -> Action | None:
-        """What the policy decides about a save that no plan has, before it is asked."""
+        """The decision of the policy about a save that no plan has, before it is asked."""
         return Action.RECOMPUTE if is_new and self.discards_online else None
 
     def decided(self, managed: ManagedStorage, action: Action, reason: Kept | None = None) -> None:
