@@ -111,6 +111,37 @@ def sharpness_aware(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch
     optimizer.step()
 
 
+def decayed_in_hooks(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    """Gradients that hooks change, by the weights themselves and by their data."""
+
+    def decayed(parameter: torch.Tensor) -> Any:
+        return lambda gradient: gradient + 0.01 * parameter.detach()
+
+    @torch.no_grad()
+    def decay(parameter: torch.Tensor) -> None:
+        parameter.grad.add_(parameter, alpha=0.01)  # type: ignore[union-attr]
+
+    handles = [one.register_hook(decayed(one)) for one in model.parameters()]
+    handles += [one.register_post_accumulate_grad_hook(decay) for one in model.parameters()]
+    simple(model, optimizer, x)
+    for handle in handles:
+        handle.remove()
+
+
+def stepped_in_hooks(model: nn.Module, _: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    """Steps each weight as soon as its gradient is there."""
+
+    @torch.no_grad()
+    def step(parameter: torch.Tensor) -> None:
+        parameter.sub_(parameter.grad, alpha=0.1)
+        parameter.grad = None
+
+    handles = [one.register_post_accumulate_grad_hook(step) for one in model.parameters()]
+    model(x).square().mean().backward()
+    for handle in handles:
+        handle.remove()
+
+
 def simple(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
     model(x).square().mean().backward()
     optimizer.step()
@@ -152,6 +183,7 @@ def test_it_mixes_frozen_parameters(program: Program) -> None:
     assert all(map(torch.equal, found(program, Mode.RANDOM, "frozen", frozen=True), expected))
 
 
-def test_it_perturbs_weights_between_two_backwards(mode: Mode) -> None:
-    expected = found(None, mode, None, sharpness_aware)
-    assert all(map(torch.equal, found(None, mode, "all", sharpness_aware), expected))
+@pytest.mark.parametrize("step", [sharpness_aware, decayed_in_hooks, stepped_in_hooks], ids=lambda step: step.__name__)
+def test_it_uses_weights_between_backwards_and_in_hooks(step: Any, mode: Mode) -> None:
+    expected = found(None, mode, None, step)
+    assert all(map(torch.equal, found(None, mode, "all", step), expected))

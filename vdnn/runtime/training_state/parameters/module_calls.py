@@ -299,8 +299,9 @@ class ModuleCalls:
             self._graph_reads.begin(one.parameter for one in away if one.parameter.requires_grad or _is_apart(one))
 
     def _bring_between_calls(self, tensors: list[torch.Tensor], *, writes: bool) -> bool:
-        """The program is about to use parameters while no module runs. False if they are used on the host."""
-        if in_backward() or self._calls.stack or forks.count != self._forks:
+        """The program is about to use parameters while no module runs, perhaps in a hook on a gradient. False if they
+        are used on the host."""
+        if self._calls.stack or forks.count != self._forks:
             return False
         with self._streaming.lock, torch._C.DisableTorchFunction():
             known = [self._away.get(id(one)) for one in tensors]
@@ -311,7 +312,7 @@ class ModuleCalls:
             if not found or (not writes and any(one.is_held_on_host() for one in found)):
                 return False  # what the program holds would not see a write to the copy on the device
             try:
-                self._streaming.use(found, _BETWEEN)
+                self._streaming.use(found, _BACKWARD if in_backward() else _BETWEEN)
             except (torch.OutOfMemoryError, MemoryError):
                 return False
             for one in found:
