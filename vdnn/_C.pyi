@@ -399,6 +399,8 @@ class PinnedPool(_Native):
     def trim(self, kept_bytes: int = 0) -> int:
         """Frees idle slabs until no more than `kept_bytes` are pinned, and returns the number of freed bytes. Blocks
         until their last uses are over."""
+    def room_bytes(self, block_bytes: int) -> int:
+        """How many bytes blocks of `block_bytes` can still take under the cap, beside the blocks that are leased."""
     def close(self) -> None:
         """Unpins everything; blocks that are still held lose their memory. Blocks. Idempotent."""
 

@@ -65,6 +65,7 @@ void bind_memory(py::module_& module) {
       .def("reserve", &PinnedPool::reserve, arg("bytes"), WithoutGil())
       .def("wait_for_growth", &PinnedPool::wait_for_growth, WithoutGil())
       .def("trim", &PinnedPool::trim, arg("kept_bytes") = 0, WithoutGil())
+      .def("room_bytes", &PinnedPool::room_bytes, arg("block_bytes"), WithoutGil())
       .def_property_readonly("stats", py::cpp_function(&PinnedPool::stats, WithoutGil()))
       .def("close", &PinnedPool::close, WithoutGil());
 }

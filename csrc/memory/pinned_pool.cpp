@@ -243,6 +243,15 @@ void PinnedPool::grow_ahead() {
   }
 }
 
+std::uint64_t PinnedPool::room_bytes(std::uint64_t block_bytes) {
+  const Lock lock(mutex_);
+  require_open();
+  collect_returned();
+  std::uint64_t pinned = stats_.pinned_bytes + growing_bytes_;
+  for (const SlabSpace::Slab& slab : space_.idle_slabs()) pinned -= slab.range.bytes;
+  return options_.cap_bytes - std::min(options_.cap_bytes, pinned) + space_.free_bytes_beside_others(block_bytes);
+}
+
 void PinnedPool::reserve(std::uint64_t bytes) {
   if (bytes > options_.cap_bytes) {
     throw PinnedMemoryFull(bytes, 0, options_.cap_bytes, "the reservation is larger than the cap");

@@ -86,6 +86,9 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   // Frees idle slabs until no more than `kept_bytes` are pinned, those that were idle longest first. Returns the number
   // of freed bytes.
   std::uint64_t trim(std::uint64_t kept_bytes = 0);
+  // How many bytes blocks of `block_bytes` can still take under the cap, beside the blocks that are leased: what is not
+  // pinned, idle slabs, and free ranges that are large enough.
+  [[nodiscard]] std::uint64_t room_bytes(std::uint64_t block_bytes);
   [[nodiscard]] PoolStats stats();
   [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept { return device_; }
   [[nodiscard]] const ForkGuard& fork_guard() const noexcept { return fork_guard_; }

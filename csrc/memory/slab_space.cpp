@@ -96,4 +96,15 @@ std::uint64_t SlabSpace::largest_free_bytes() const {
   return by_size_.empty() ? 0 : by_size_.rbegin()->first;
 }
 
+std::uint64_t SlabSpace::free_bytes_beside_others(std::uint64_t bytes) const {
+  std::uint64_t result = 0;
+  for (const auto& [address, slab] : slabs_) {
+    if (slab.taken_bytes == 0) continue;
+    for (const auto& [start, range] : slab.free) {
+      if (range.bytes >= bytes) result += range.bytes;
+    }
+  }
+  return result;
+}
+
 }  // namespace vdnn

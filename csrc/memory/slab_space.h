@@ -41,6 +41,8 @@ class SlabSpace {
   [[nodiscard]] std::optional<Placement> take(std::uint64_t bytes);
   void give_back(ByteRange range, const LastUses& last_uses);
   [[nodiscard]] std::uint64_t largest_free_bytes() const;
+  // The bytes of all free ranges of at least `bytes` in slabs that are not idle.
+  [[nodiscard]] std::uint64_t free_bytes_beside_others(std::uint64_t bytes) const;
 
  private:
   struct FreeRange {

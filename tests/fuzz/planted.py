@@ -32,7 +32,7 @@ from vdnn.runtime.training_state.away_gradients import AwayGradients
 from vdnn.runtime.training_state.homes import device_of
 from vdnn.runtime.training_state.parameters import managed_parameters
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
-from vdnn.runtime.training_state.parameters.module_calls import GraphReads, ModuleCalls
+from vdnn.runtime.training_state.parameters.module_calls import ModuleCalls, UsesBetweenCalls
 from vdnn.runtime.training_state.parameters.streaming import Streaming
 from vdnn.runtime.training_state.parameters.writes import Writes
 
@@ -238,8 +238,8 @@ def holders_of_parameters_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def guarded_while_modules_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """10: the class of a parameter has a function of ours in evaluation as well, so torch leaves its fast paths."""
-    monkeypatch.setattr(GraphReads, "end", nothing)
-    monkeypatch.setattr(GraphReads, "before_use", lambda self, parameter: guard_no_longer(parameter))
+    monkeypatch.setattr(UsesBetweenCalls, "end", nothing)
+    monkeypatch.setattr(UsesBetweenCalls, "before_use", lambda self, parameter: guard_no_longer(parameter))
 
 
 def written_inputs_are_available(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -305,3 +305,17 @@ def test_threads_share_a_pool(sim: _C.SimDevice) -> None:
     assert failures == []
     assert pool.stats.live_bytes == 0
     pool.close()
+
+
+def test_room_is_what_blocks_of_a_size_can_still_take(sim: _C.SimDevice) -> None:
+    """Free pieces beside other blocks count for blocks that they hold; what is unpinned or idle counts for all."""
+    pool = _C.PinnedPool(sim, cap_bytes=10 * MIB, slab_bytes=4 * MIB)
+    assert pool.room_bytes(MIB) == 10 * MIB
+    pieces = [pool.allocate(MIB) for _ in range(4)]
+    assert pool.room_bytes(MIB) == 6 * MIB
+    del pieces[0], pieces[1]  # two pieces of a MiB each, with one that is taken between them
+    assert pool.room_bytes(MIB) == 8 * MIB
+    assert pool.room_bytes(MIB + 1) == 6 * MIB
+    pieces.clear()
+    assert pool.room_bytes(8 * MIB) == 10 * MIB, "an idle slab makes room"
+    pool.close()

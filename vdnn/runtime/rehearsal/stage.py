@@ -17,7 +17,6 @@ from vdnn.runtime.rehearsal.gpu_calls import OnTheCard, gpu_calls
 from vdnn.runtime.rehearsal.host_values import HostValues
 from vdnn.runtime.rehearsal.random_state import same_random_numbers
 from vdnn.runtime.torch_internals.backward_modes import backward_under
-from vdnn.runtime.torch_internals.fake_modules import fake_modules_can_be_converted
 from vdnn.runtime.torch_internals.grouped_products import grouped_products_of_all_dtypes
 from vdnn.runtime.torch_internals.plain_imports import imports_without_modes
 
@@ -31,7 +30,6 @@ def stage(machine: VirtualMachine) -> Iterator[HostValues]:
         same_random_numbers(),
         masks_as_on_a_gpu() as masks,
         imports_without_modes(masks.imported),
-        fake_modules_can_be_converted(),
         grouped_products_of_all_dtypes(),
         gpu_calls(),
         HostValues(machine.tracker.track, machine=machine) as values,

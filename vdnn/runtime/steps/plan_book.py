@@ -217,10 +217,11 @@ class PlanBook:
         if self._planner is not None:
             self._plan_with(replace(self._planner, unrecorded_bytes=unrecorded_bytes))
 
-    def leave_host_to(self, state_bytes: int) -> None:
-        """Makes later plans leave this much of the host's memory to training state."""
+    def leave_host_to(self, state_bytes: int, room_beside: Callable[[int], int]) -> None:
+        """Makes later plans leave this much of the host's memory to training state. `room_beside`: see
+        BudgetPlanner."""
         if self._planner is not None and self._planner.state_bytes != state_bytes:
-            self._plan_with(replace(self._planner, state_bytes=state_bytes))
+            self._plan_with(replace(self._planner, state_bytes=state_bytes, room_beside_state=room_beside))
 
     def _plan_with(self, planner: BudgetPlanner) -> None:
         self._planner = planner

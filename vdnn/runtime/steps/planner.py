@@ -34,7 +34,7 @@ from vdnn.runtime.steps.plan_table import PlanOrigin, SizedPlan, StepTally
 from vdnn.runtime.steps.size_model import SizePrediction
 from vdnn.runtime.torch_internals.spans import span
 from vdnn.step.made_steps import covering, first_point, order_of, with_more_resident
-from vdnn.step.plan import Plan
+from vdnn.step.plan import Action, Plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
 from vdnn.user_warnings import warn
@@ -51,7 +51,8 @@ class BudgetPlanner:
     """Plans steps under one budget. `profile` describes a machine that is not present. A `budget` of None stands for
     the memory of the device, less the reserve. `unrecorded_bytes` is memory that steps may take beyond their
     recordings, such as for parameters that are copied ahead of their uses once the order of these is known.
-    `state_bytes` is what training state takes of the host's memory."""
+    `state_bytes` is what training state takes of the host's memory, and `room_beside_state(bytes)` how much blocks of
+    `bytes` can take beside it: less than the rest of the limit where state has left pieces only."""
 
     policy: PlanPolicy
     budget: Budget | None
@@ -59,6 +60,7 @@ class BudgetPlanner:
     profile: HardwareProfile | None
     unrecorded_bytes: int = 0
     state_bytes: int = 0
+    room_beside_state: Callable[[int], int] | None = None
 
     def planned(
         self,
@@ -84,8 +86,8 @@ class BudgetPlanner:
         must_fit = not (self.policy.name == "auto" and self.wants_the_least)
         policy = self.policy if known is None else self.policy.near(known)
         planned = plan_step(recording, costs, target_bytes, policy, must_fit=must_fit)
-        slower, room_bytes = 1, self.host_room_bytes
-        while room_bytes is not None and planned.plan.offloaded_bytes > room_bytes and slower < _SLOWEST:
+        slower = 1
+        while slower < _SLOWEST and self._lacks_host_memory(planned.plan):
             # On a slower link the search recomputes more and offloads less.
             slower *= 2
             found = plan_step(recording, costs.slowed(slower), target_bytes, policy, must_fit=must_fit)
@@ -131,6 +133,16 @@ class BudgetPlanner:
         if self.profile is not None:
             return profile_costs(self.profile)
         return _ASSUMED_LINK if timeline is None else measured_costs(timeline, _ASSUMED_LINK)
+
+    def _lacks_host_memory(self, plan: Plan) -> bool:
+        """True if the host may not hold what the plan offloads, or not in blocks as large as the largest of it."""
+        room_bytes = self.host_room_bytes
+        if room_bytes is None:
+            return False
+        if self.room_beside_state is not None:
+            offloaded = [one.nbytes for one in plan.lifetimes if one.action is Action.OFFLOAD]
+            room_bytes = min(room_bytes, self.room_beside_state(max(offloaded, default=0)))
+        return plan.offloaded_bytes > room_bytes
 
     def require_host(self, plan: Plan, budget_bytes: int | None = None) -> None:
         """Raises VdnnError if a plan for this budget offloads more than the host may hold."""

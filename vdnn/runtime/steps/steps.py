@@ -443,7 +443,7 @@ class StepWatch:
         judged = self._plans.judged(step, transport.device.info.total_bytes, earlier_bytes)
         if judged is not None:
             self.budget.micro_batch_ended(step.peak_bytes, *judged)
-        self._plans.leave_host_to(transport.most_state_bytes)
+        self._plans.leave_host_to(transport.most_state_bytes, transport.pool.room_bytes)
         marks = begin, gauges.mark(transport.current_stream())
         measured = self._measured.finish(step.recorder, step.meter, transport, marks, peaks)
         if step.recorder is not None:

@@ -83,7 +83,7 @@ class ModuleCalls:
         self._called: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._read_outside: set[str] = set()  # names
         self._held: set[str] = set()  # names of those whose memory on the device the program held
-        self._graph_reads = GraphReads(
+        self._between = UsesBetweenCalls(
             self._read_in_graph, self._is_held_on_host, self._bring_between_calls, self._return_written
         )
         self._are_apart = any(_is_apart(one) for one in away.values())
@@ -109,7 +109,7 @@ class ModuleCalls:
             watch_data(away.parameter, self)
             self._undo.append(functools.partial(watch_data_no_longer, away.parameter))
         self._watch_between_calls(is_new=True)
-        self._undo.append(self._graph_reads.end)
+        self._undo.append(self._between.end)
         managed = frozenset(self._away)  # those that stay on the device from some time on have moved before
         self._undo.append(find_inputs(lambda one: id(one) in managed))
         self._undo.append(watch_swaps())
@@ -156,7 +156,7 @@ class ModuleCalls:
             self.uses.release_dead()
             self._streaming.begin()
             self._writes.call_begins()
-        self._graph_reads.end()  # also in a backward, for the modules of a checkpoint
+        self._between.end()  # also in a backward, for the modules of a checkpoint
         self._running += 1
         called = self._called.get(module, 0)
         if not called:
@@ -271,12 +271,12 @@ class ModuleCalls:
                         self._write_through(away, None)
                     else:
                         self._streaming.drop(away)
-        self._graph_reads.step_ended()
+        self._between.step_ended()
 
     def is_read_between_calls(self, away: AwayParameter) -> bool:
         """True if the program was seen to read it where no module runs: there it finds it on the host. An average of
         weights that it makes there is on the host as well."""
-        return id(away.parameter) in self._graph_reads.read
+        return id(away.parameter) in self._between.read
 
     def _is_held_on_host(self, parameter: torch.Tensor) -> bool:
         away = self._away.get(id(parameter))
@@ -296,7 +296,7 @@ class ModuleCalls:
         """`is_new`: the model was not called before, or once."""
         if is_new or self._are_apart:
             away = self._away.values()
-            self._graph_reads.begin(one.parameter for one in away if one.parameter.requires_grad or _is_apart(one))
+            self._between.begin(one.parameter for one in away if one.parameter.requires_grad or _is_apart(one))
 
     def _bring_between_calls(self, tensors: list[torch.Tensor], *, writes: bool) -> bool:
         """The program is about to use parameters while no module runs, perhaps in a hook on a gradient. False if they
@@ -551,7 +551,7 @@ _SAVING = torch.nn.Module._save_to_state_dict.__code__
 _COPIES = frozenset(("copy_", "cpu", "numpy"))  # names of functions that copy between devices
 
 
-class GraphReads:
+class UsesBetweenCalls:
     """Calls `read(parameters, held)` for the parameters that a graph was made of, which moves them to the device for
     good. `held`: ids of parameters for which `is_held(parameter)` was true before. A graph may hold memory, too.
     `bring` and `written`: see [Note: Between calls]."""
