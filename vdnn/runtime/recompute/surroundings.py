@@ -7,7 +7,9 @@ they are restored.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,9 +29,28 @@ _without_modes: Callable[..., torch.Tensor] = PlainRun(
 )
 
 
+class _Chain(threading.local):
+    """`present`: the settings of this thread, while a chain runs."""
+
+    present: Flags | None = None
+
+
+_chain = _Chain()
+
+
+@contextmanager
+def chain_of_runs() -> Iterator[None]:
+    """Runs on this thread follow each other, and nothing between them changes settings, which are read once."""
+    before, _chain.present = _chain.present, backend_flags()
+    try:
+        yield
+    finally:
+        _chain.present = before
+
+
 def run_under(flags: Flags, run: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
     """`run(*arguments)` without graph (and so without saves), autocast, and function modes, under `flags`."""
-    present = backend_flags()
+    present = _chain.present or backend_flags()
     if present is flags or present == flags:
         return _without_modes(run, *arguments)
     make, back = changes_to(flags)

@@ -15,10 +15,13 @@ import torch
 from vdnn._C import KeptSave, LightSave
 from vdnn.errors import VdnnError
 from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
+from vdnn.runtime.recompute.surroundings import chain_of_runs
 from vdnn.runtime.steps.steps import Steps
 from vdnn.runtime.storage.discarded import Recomputable, missing_for
 from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.storage.managed_storage import ManagedStorage
+
+_ALONE = contextlib.nullcontext()
 
 
 def recomputed(save: LightSave, unpack: Callable[[Any], torch.Tensor]) -> torch.Tensor:
@@ -46,8 +49,10 @@ class Missing:
 
     def recompute_for(self, wanted: ManagedStorage | LightSave) -> None:
         """Recomputes `wanted` and, before it, every discarded storage that its recipe reads."""
-        for missing in missing_for(wanted):
-            self._recompute(missing)
+        missing = missing_for(wanted)
+        with chain_of_runs() if len(missing) > 1 else _ALONE:
+            for one in missing:
+                self._recompute(one)
 
     def _recompute(self, missing: Recomputable | LightSave) -> None:
         """Follows a recipe. Its operands are used through the unpack hook, before the current use."""

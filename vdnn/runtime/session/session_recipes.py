@@ -259,12 +259,12 @@ class SessionRecipes:
         template, known = recipe.template, proven.get(event)
         if self._are_inexact and any(operand.managed in self._inexact for operand in recipe.operands):
             return None
-        if not template.is_cheap and codec_for(tensor, self._codecs, transport) is not None:
-            return None
         if template.name in disabled_recipes or self._rechecks.is_checking:
             return None
         signature = template.signature
         if known is None or known[0] is not signature or known[1] != self._proofs.refuted:
+            if not template.is_cheap and codec_for(tensor, self._codecs, transport) is not None:
+                return None
             trial_key = self._trial_key_of(transport, recipe, save_key, self._steps.save_form)
             if trial_key is None or not self._proofs.is_exact(trial_key):
                 return None
