@@ -444,6 +444,37 @@ def test_the_bits_are_those_of_plain_pytorch(loop: Callable[..., None], options:
     assert all(map(torch.equal, found, expected))
 
 
+@pytest.mark.parametrize(("rows", "share"), [(512, 0.9), (2048, 0.9), (2048, 0.4)])
+@pytest.mark.parametrize("at", [2, 8])
+@pytest.mark.parametrize("options", [{}, {"gradients": True}, {"parameters": "all"}], ids=str)
+def test_another_optimizer_takes_the_place_of_a_managed_one(
+    options: dict[str, Any], at: int, rows: int, share: float
+) -> None:
+    """A second phase of a training has an optimizer of its own, before it is decided what stays, or after that. Its
+    steps may need the room of what stays, and more than that."""
+
+    def trained(budget: int | None) -> tuple[list[torch.Tensor], int]:
+        with vdnn.VirtualMachine("rtx-4090", fake=False) as machine, contextlib.ExitStack() as stack:
+            torch.manual_seed(1)
+            model = nn.Sequential(*[nn.Sequential(nn.Linear(128, 128), nn.GELU()) for _ in range(6)])
+            optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            limits = vdnn.Limits(offload_window="128KiB", reload_window="128KiB")
+            given = {"optimizer": optimizer, "min_bytes": 0, "limits": limits, "model": model, **options}
+            if budget is not None:
+                stack.enter_context(vdnn.offload(budget=budget, device=machine, **given))
+            del given
+            for step in range(12):
+                if step == at:
+                    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+                _clipped(model, optimizer, torch.randn(rows if step > at else 512, 128))
+            found = [one.detach().clone() for one in model.parameters()]
+            return found + [one["momentum_buffer"].clone() for one in optimizer.state.values()], machine.peak_bytes
+
+    expected, peak_bytes = trained(None)
+    found, _ = trained(int(share * peak_bytes))
+    assert all(map(torch.equal, found, expected))
+
+
 HOLDS: dict[str, Callable[[torch.Tensor], Any]] = {
     "tensor": lambda tensor: tensor,
     "view": lambda tensor: tensor[1:],

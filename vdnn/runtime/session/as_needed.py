@@ -187,7 +187,8 @@ class AsNeeded:
 
     def beyond(self, now: Extent, error: BudgetError, extents: GrownExtents, transport_for: TransportFor) -> Extent:
         """The next extent: with parameters, if the gradients have too few bytes for what was refused."""
-        trained = [one for state in self._states for one in parameters_of(state.optimizer) if one.requires_grad]
+        there = [state.optimizer for state in self._states if not state.is_gone]
+        trained = [one for optimizer in there for one in parameters_of(optimizer) if one.requires_grad]
         least_bytes = extents.least_bytes(error, sum(one.nbytes for one in trained))
         transport = next((one for parameter in trained if (one := transport_for(parameter.device)) is not None), None)
         if transport is not None:

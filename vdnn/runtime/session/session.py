@@ -203,7 +203,8 @@ class Session(contextlib.ContextDecorator):
     def _take_parameters(self, engine: Engine, parameters: ManagedParameters) -> None:
         if engine.parameter_saves is None:
             return
-        trained = [one for state in self._optimizer_states for one in parameters_of(state.optimizer)]
+        there = [state.optimizer for state in self._optimizer_states if not state.is_gone]
+        trained = [one for optimizer in there for one in parameters_of(optimizer)]
         min_bytes, recheck = self._options.min_bytes, self._options.recheck
         parameters.enter(engine.transport_for, engine.parameter_saves, min_bytes, trained, recheck)
         parameters.keep(engine.state_room.staying[StateKind.PARAMETERS])  # as in the session before
@@ -240,6 +241,9 @@ class Session(contextlib.ContextDecorator):
         error = None if as_needed is None or engine is None else engine.extents.error(as_needed)
         if as_needed is None or engine is None or error is None:
             return
+        if all(state.is_gone for state in self._optimizer_states):  # no more can leave
+            engine.extents.give_up()
+            raise error
         now = Extent.GRADIENTS if self._has_gradients else Extent.STATE
         extent = as_needed.beyond(now, error, engine.extents, engine.transport_for)
         may_grow = self._may_grow(engine)
@@ -266,8 +270,9 @@ class Session(contextlib.ContextDecorator):
         if not self._has_gradients:
             with contextlib.ExitStack() as taken:
                 for state in self._optimizer_states:
-                    self._take_gradients(engine, state)
-                    taken.callback(state.gradients.leave)
+                    if not state.is_gone:
+                        self._take_gradients(engine, state)
+                        taken.callback(state.gradients.leave)
                 taken.pop_all()
             self._has_gradients = True
         if extent >= Extent.PARAMETERS:

@@ -87,6 +87,11 @@ class OptimizerState:
             raise VdnnError("the optimizer of this state is gone")
         return optimizer
 
+    @property
+    def is_gone(self) -> bool:
+        """True if the program has let go of the optimizer, as where another one takes its place inside the session."""
+        return self._reference() is None
+
     # Sessions.
 
     def managed_by(
@@ -271,6 +276,8 @@ class OptimizerState:
 
     def take_out(self) -> None:
         """Moves the state that is on the device, after it was loaded or made outside of the session. Blocks."""
+        if self.is_gone:
+            return
         self.take_out_part()
         self._forget_unused(self.optimizer)
 
@@ -353,7 +360,9 @@ class OptimizerState:
 
     def bytes_away(self) -> list[tuple[int, int]]:
         """Each parameter with state on the host: its id, and the bytes."""
-        optimizer = self.optimizer
+        optimizer = self._reference()
+        if optimizer is None:
+            return []
         found = [
             (id(one), bytes_of(place.tensor for place in self._at_host(optimizer, one)))
             for one in parameters_of(optimizer)
