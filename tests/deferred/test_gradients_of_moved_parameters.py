@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -76,14 +77,24 @@ PROGRAMS: list[tuple[Callable[[], nn.Module], Callable[[nn.Module, torch.Tensor]
 ]
 
 
+# Registers hooks that note what they see, and returns what has to live as long as they do.
+Register = Callable[[nn.Module, list[str]], object]
+
+
 def gradients_of(
-    make: Callable[[], nn.Module], program: Callable[[nn.Module, torch.Tensor], None], mode: Mode, *, managed: bool
+    make: Callable[[], nn.Module],
+    program: Callable[[nn.Module, torch.Tensor], None],
+    mode: Mode,
+    *,
+    managed: bool,
+    watch: tuple[Register, list[str]] | None = None,
 ) -> list[torch.Tensor | None]:
     """Those of three steps, and the parameters behind them."""
     torch.manual_seed(0)
     found: list[torch.Tensor | None] = []
     with DeferredAccelerator(mode, capacity="64MiB") as accelerator, contextlib.ExitStack() as sessions:
         model = make().to("deferred")
+        held = None if watch is None else watch[0](model, watch[1])
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         if managed:
             options = {"model": model, "optimizer": optimizer, "parameters": "all"}
@@ -96,6 +107,7 @@ def gradients_of(
             optimizer.step()
             optimizer.zero_grad()
         found += [one.detach().cpu() for one in model.parameters()]
+        del held
         sessions.close()
         accelerator.synchronize()
     return found
@@ -110,3 +122,33 @@ def test_gradients_have_the_bits_of_parameters_that_stay(
     for one, other in zip(expected, found, strict=True):
         assert (one is None) is (other is None)
         assert one is None or other is None or torch.equal(one, other)
+
+
+def halved_at_the_node(model: nn.Module, seen: list[str]) -> object:
+    nodes = [torch.autograd.graph.get_gradient_edge(one).node for one in model.parameters()]
+    for node in nodes:
+        node.register_prehook(lambda gradients: (gradients[0] * 0.5,))
+    return nodes
+
+
+def counted_at_the_node(model: nn.Module, seen: list[str]) -> object:
+    nodes: list[Any] = [one.expand_as(one).grad_fn.next_functions[0][0] for one in model.parameters()]  # type: ignore[union-attr]
+    for node in nodes:
+        node.register_hook(lambda *_: seen.append("accumulated"))
+    return nodes
+
+
+def heard_together(model: nn.Module, seen: list[str]) -> object:
+    def heard(gradients: object) -> None:
+        seen.append("all are there")
+
+    return torch.autograd.graph.register_multi_grad_hook(list(model.parameters()), heard)
+
+
+@pytest.mark.parametrize("register", [halved_at_the_node, counted_at_the_node, heard_together])
+def test_a_hook_on_the_node_of_a_gradient_keeps_its_parameter_on_the_device(register: Register, mode: Mode) -> None:
+    """As programs have them that reduce or scale gradients by themselves: torch's new nodes would have none."""
+    seen: dict[bool, list[str]] = {False: [], True: []}
+    found = [gradients_of(layers, called_twice, mode, managed=one, watch=(register, seen[one])) for one in seen]
+    assert seen[True] == seen[False]
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True) if one is not None)

@@ -67,6 +67,31 @@ def _hooks_of(parameter: torch.Tensor) -> Any:
     return parameter._post_accumulate_grad_hooks
 
 
+# The node at which the gradients of a parameter are accumulated.
+
+_OF_SEVERAL = "register_multi_grad_hook.<locals>.get_inner_hook.<locals>."
+
+
+def is_node_watched(parameter: torch.Tensor) -> bool:
+    """True if the program has hooks on the node at which the gradients of `parameter` are accumulated, or asks autograd
+    whether that node runs, as `register_multi_grad_hook` does to know which gradient is the last."""
+    if not parameter.requires_grad:
+        return False
+    hooks = (parameter._backward_hooks or {}).values()
+    if any(getattr(one, "__qualname__", "").startswith(_OF_SEVERAL) for one in hooks):
+        return True
+    node: Any = torch.autograd.graph.get_gradient_edge(parameter).node
+    return any(map(_has_hooks, (node.register_hook, node.register_prehook)))
+
+
+def _has_hooks(register: Callable[..., Any]) -> bool:
+    """The handle of a hook knows the dict that has all hooks of its node."""
+    handle = register(lambda *_: None)
+    known = handle.hooks_dict_ref()
+    handle.remove()
+    return bool(known)
+
+
 # Swaps of parameters.
 
 Taken = list[tuple[str, Any, Hook]]

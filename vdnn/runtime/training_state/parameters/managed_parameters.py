@@ -23,7 +23,7 @@ from vdnn.bytesize import format_bytes
 from vdnn.errors import CombinationError, VdnnError
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.data_reads import native_data, set_native_data, watch_data_no_longer
-from vdnn.runtime.torch_internals.gradient_hooks import hear_first, hear_incoming
+from vdnn.runtime.torch_internals.gradient_hooks import hear_first, hear_incoming, is_node_watched
 from vdnn.runtime.torch_internals.local_shards import is_sharded
 from vdnn.runtime.torch_internals.memory_holders import is_used_natively, memory_is_held, natively_held
 from vdnn.runtime.torch_internals.parameter_guard import guard_no_longer
@@ -168,6 +168,9 @@ class ManagedParameters:
                     and (memory_is_held(parameter) or is_used_natively(parameter))
                 ):
                     self._stay[leaving.name] = "the program holds its memory, such as in a state_dict or a view"
+                    continue
+                if is_trained and is_node_watched(parameter):
+                    self._stay[leaving.name] = "the program has a hook on the node of its gradient"
                     continue
                 self._take_one_out(leaving, one, is_mapped=is_mapped, is_trained=is_trained)
         window_bytes = min((one.window_bytes for one in copies.values()), default=0)
@@ -467,7 +470,8 @@ def _refuse_compiled(model: torch.nn.Module) -> None:
 #
 # [Note: Who holds a gradient's node] DDP puts its hooks on the node of each parameter's gradient once, when it wraps
 # the model. Torch makes another node when the data of the parameter move between devices, so DDP would never hear of a
-# gradient again. FSDP2 gathers its shards from memory of its own, which does not know of a parameter's data on the
+# gradient again. Programs that reduce or scale gradients by themselves have hooks there as well: such a parameter stays
+# on the device. FSDP2 gathers its shards from memory of its own, which does not know of a parameter's data on the
 # host.
 
 _WAY_OUT = "Use parameters='frozen', and gradients=True for the gradients"
