@@ -204,6 +204,35 @@ def test_an_exception_leaves_the_next_step_working(at: str, policy: str) -> None
         assert settling_of(session).is_expected
 
 
+@pytest.mark.parametrize("is_second_order", [True, False], ids=["create_graph", "retain_graph"])
+def test_a_gradient_that_is_asked_for_first_may_end_the_step_in_a_chain_of_recomputes(is_second_order: bool) -> None:
+    """As a penalty on gradients in every 16th step: from its first use on, what the gate discarded is Python's."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(24, 24), nn.GELU(), nn.LayerNorm(24)) for _ in range(3)]
+    model, batch = nn.Sequential(*blocks), torch.randn(32, 24)
+
+    def step(*, has_penalty: bool) -> list[torch.Tensor | None]:
+        model.zero_grad()
+        x = batch.clone().requires_grad_()
+        y = model(x)
+        loss = y.square().mean()
+        if has_penalty:
+            (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=is_second_order, retain_graph=True)
+            loss = loss + (gradient * gradient).mean()
+        loss.backward()
+        return [x.grad, *(one.grad for one in model.parameters())]
+
+    expected = [step(has_penalty=number == 6) for number in range(9)]
+    with opened("recompute-all") as session:
+        found = []
+        for number in range(9):
+            assert settling_of(session).is_expected or number != 6
+            found.append(step(has_penalty=number == 6))
+            session.step()
+        assert session.counters.recomputes
+    assert all(all(map(same_bits, one, other)) for one, other in zip(found, expected, strict=True))
+
+
 def test_steps_that_differ_each_time_are_not_observed_for_ever() -> None:
     network, sizes = Network(), iter(range(1, 100))
 

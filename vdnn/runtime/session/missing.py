@@ -17,7 +17,7 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
 from vdnn.runtime.recompute.surroundings import chain_of_runs
 from vdnn.runtime.steps.steps import Steps
-from vdnn.runtime.storage.discarded import Recomputable, missing_for
+from vdnn.runtime.storage.discarded import Recomputable, missing_for, still_missing
 from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 
@@ -51,8 +51,9 @@ class Missing:
         """Recomputes `wanted` and, before it, every discarded storage that its recipe reads."""
         missing = missing_for(wanted)
         with chain_of_runs() if len(missing) > 1 else _ALONE:
-            for one in missing:
-                self._recompute(one)
+            for one in map(still_missing, missing):
+                if one is not None:
+                    self._recompute(one)
 
     def _recompute(self, missing: Recomputable | LightSave) -> None:
         """Follows a recipe. Its operands are used through the unpack hook, before the current use."""

@@ -104,6 +104,13 @@ def missing_for(wanted: Recomputable | _C.LightSave) -> list[Recomputable | _C.L
     return list(missing.values())
 
 
+def still_missing(one: Recomputable | _C.LightSave) -> Recomputable | _C.LightSave | None:
+    """`one` as it is by now, or None if it was recomputed. The recompute of an operand may end the settled step, and
+    what the gate discarded is a managed storage then."""
+    current = _current(one)
+    return None if _recipe_to_follow(current) is None else current
+
+
 def _current(one: Recomputable | _C.LightSave) -> Recomputable | _C.LightSave:
     view = one.view if isinstance(one, _C.LightSave) else None
     return one if view is None else view.managed
