@@ -87,7 +87,7 @@ class BudgetPlanner:
         policy = self.policy if known is None else self.policy.near(known)
         planned = plan_step(recording, costs, target_bytes, policy, must_fit=must_fit)
         slower = 1
-        while slower < _SLOWEST and self._lacks_host_memory(planned.plan):
+        while slower < _SLOWEST and self.lacks_host_memory(planned.plan):
             # On a slower link the search recomputes more and offloads less.
             slower *= 2
             found = plan_step(recording, costs.slowed(slower), target_bytes, policy, must_fit=must_fit)
@@ -134,7 +134,7 @@ class BudgetPlanner:
             return profile_costs(self.profile)
         return _ASSUMED_LINK if timeline is None else measured_costs(timeline, _ASSUMED_LINK)
 
-    def _lacks_host_memory(self, plan: Plan) -> bool:
+    def lacks_host_memory(self, plan: Plan) -> bool:
         """True if the host may not hold what the plan offloads, or not in blocks as large as the largest of it."""
         room_bytes = self.host_room_bytes
         if room_bytes is None:
@@ -204,9 +204,7 @@ class PlanMaker:
         if better is None:
             return
         sized_plan, planned = better
-        try:
-            self.planner.require_host(planned.plan, planned.plan.budget_bytes)
-        except VdnnError:
+        if self.planner.lacks_host_memory(planned.plan):
             return
         logger.info(
             "vdnn: a better plan was found beside the training: the step takes %.2f times that with everything kept "
