@@ -196,6 +196,28 @@ def test_a_transform_is_refused_while_the_program_holds_memory_that_would_see_no
         assert "parameter first.weight stays on the device" in session.report()
 
 
+@pytest.mark.parametrize("calls_before", [0, 1, 2])
+def test_functions_run_once_behind_a_transform_that_let_all_parameters_stay(calls_before: int, manage: Manage) -> None:
+    """Batch norms count batches, and dropout draws numbers, in each run."""
+
+    def ran(manages: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session: Any = manage(optimizer, model=model, parameters="all") if manages else contextlib.nullcontext()
+        with session:
+            for step in range(4):
+                x = torch.randn(5, 6)
+                if step == calls_before:
+                    grad(lambda given, x=x: nn.functional.linear(x, given).square().sum())(model[0].weight)
+                model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return [*model.state_dict().values(), torch.get_rng_state()]
+
+    assert all(map(torch.equal, ran(manages=False), ran(manages=True)))
+
+
 def test_hooks_of_others_inside_the_session_are_refused_as_in_plain(manage: Manage) -> None:
     model = Derivative()
     others = torch.autograd.graph.saved_tensors_hooks(lambda one: one, lambda one: one)

@@ -26,7 +26,6 @@ from vdnn.runtime.torch_internals.data_reads import native_data, set_native_data
 from vdnn.runtime.torch_internals.gradient_hooks import hear_first, hear_incoming, is_node_watched
 from vdnn.runtime.torch_internals.local_shards import is_sharded
 from vdnn.runtime.torch_internals.memory_holders import is_used_natively, memory_is_held, natively_held
-from vdnn.runtime.torch_internals.parameter_guard import guard_no_longer
 from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage, outside_of_inference_mode, plain_part
 from vdnn.runtime.training_state.homes import manage, manage_no_longer
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
@@ -360,10 +359,9 @@ class ManagedParameters:
         return refused_bytes
 
     def _forget(self, away: AwayParameter) -> None:
-        guard_no_longer(away.parameter)
         watch_data_no_longer(away.parameter)
         if self._calls is not None:
-            self._calls.uses.forget(away)
+            self._calls.forget(away)
             away.users = 0
         if self._streaming is not None:
             self._streaming.forget(away)

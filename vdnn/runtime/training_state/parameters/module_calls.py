@@ -119,6 +119,11 @@ class ModuleCalls:
         while self._undo:
             self._undo.pop()()
 
+    def forget(self, away: AwayParameter) -> None:
+        """The session no longer manages `away`."""
+        self.uses.forget(away)
+        self._between.forget(away.parameter)
+
     def lines(self) -> list[str]:
         kept = {name: f"{times} times" for name, times in self._writes.kept.items()}
         return [
@@ -586,6 +591,11 @@ class UsesBetweenCalls:
         watched, self._watched = self._watched, {}
         for one in watched.values():
             guard_no_longer(one)
+
+    def forget(self, parameter: torch.Tensor) -> None:
+        """The session no longer manages this one. A function that reads it would be called twice."""
+        self._watched.pop(id(parameter), None)
+        guard_no_longer(parameter)
 
     def before_use(self, parameter: torch.Tensor) -> None:
         guard_no_longer(parameter)
