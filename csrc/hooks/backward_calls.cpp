@@ -11,7 +11,7 @@ namespace {
 // What Python gives, in the order of its arguments.
 enum Part {
   kRun,         // runs a backward
-  kRunInputs,   // the same for a backward that names its inputs: see backward_inputs.py
+  kRunInputs,   // the same for a backward that names its inputs, or makes a graph: see backward_inputs.py
   kTop,         // (True) -> the innermost hooks of this thread, as a pair, or None
   kPush,        // (pack, unpack)
   kPop,         // ()
@@ -72,7 +72,8 @@ bool creates_graph(PyObject* arguments, PyObject* keywords) {
 PyObject* run(const BackwardCalls* calls, PyObject* arguments, PyObject* keywords) {
   PyObject* inputs = PyTuple_GET_SIZE(arguments) > kInputs ? PyTuple_GET_ITEM(arguments, kInputs) : nullptr;
   const bool has_inputs = inputs != nullptr && PyTuple_CheckExact(inputs) && PyTuple_GET_SIZE(inputs) != 0;
-  return PyObject_Call(calls->parts[has_inputs ? kRunInputs : kRun], arguments, keywords);
+  const bool is_for_python = has_inputs || (inputs != nullptr && creates_graph(arguments, keywords));
+  return PyObject_Call(calls->parts[is_for_python ? kRunInputs : kRun], arguments, keywords);
 }
 
 // Runs a backward with the hooks, and sees if it saves.

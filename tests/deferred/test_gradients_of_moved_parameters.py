@@ -67,12 +67,36 @@ def asked_of_grad_with_a_graph(model: nn.Module, x: torch.Tensor) -> None:
     (loss + sum(one.square().sum() for one in gradients)).backward()
 
 
+def accumulated_with_a_graph(model: nn.Module, x: torch.Tensor) -> None:
+    """As for a penalty on the gradients of parameters, or an estimate of curvature."""
+    model(x).square().mean().backward(create_graph=True)
+    penalty = sum(one.grad.square().sum() for one in model.parameters() if one.grad is not None)
+    assert isinstance(penalty, torch.Tensor)
+    assert {one.device.type for node in nodes_of(penalty) for one in node._input_metadata} == {"deferred"}
+    model.zero_grad()
+    penalty.backward()
+
+
+def nodes_of(outcome: torch.Tensor) -> set[Any]:
+    found: set[Any] = set()
+    waiting: list[Any] = [outcome.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return found
+
+
 PROGRAMS: list[tuple[Callable[[], nn.Module], Callable[[nn.Module, torch.Tensor], None]]] = [
     (Often, called_twice),
     (Often, read_between_calls),
     *(
         (layers, program)
-        for program in (named_in_backward, some_named_in_backward, asked_of_grad, asked_of_grad_with_a_graph)
+        for program in (
+            *(named_in_backward, some_named_in_backward, asked_of_grad, asked_of_grad_with_a_graph),
+            accumulated_with_a_graph,
+        )
     ),
 ]
 
@@ -113,6 +137,7 @@ def gradients_of(
     return found
 
 
+@pytest.mark.filterwarnings(r"ignore:Using backward\(\) with create_graph=True")
 @pytest.mark.parametrize(("make", "program"), PROGRAMS, ids=lambda one: one.__name__)
 def test_gradients_have_the_bits_of_parameters_that_stay(
     make: Callable[[], nn.Module], program: Callable[[nn.Module, torch.Tensor], None], mode: Mode

@@ -18,17 +18,34 @@ from torch.autograd.graph import GradientEdge, Node
 
 _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _moved: list[Callable[[torch.Tensor], bool]] = []  # of each owner of leaves: may the data of this one have moved?
+_before_graphs: list[Callable[[], object]] = []  # of each owner: called before a backward whose gradients have a graph
 
 
-def find_inputs(may_have_moved: Callable[[torch.Tensor], bool]) -> Callable[[], None]:
-    """Finds the nodes of leaves for which `may_have_moved` is true, until the returned function is called."""
+def find_inputs(
+    may_have_moved: Callable[[torch.Tensor], bool], before_graph_of_gradients: Callable[[], object]
+) -> Callable[[], None]:
+    """Finds the nodes of leaves for which `may_have_moved` is true, until the returned function is called.
+
+    `before_graph_of_gradients` is called before `backward(create_graph=True)`. torch then copies each gradient to where
+    the data of its leaf are, and the copy is a part of the graph: two gradients that a host and a device compute at the
+    same time are added in the order in which they come.
+    """
     _moved.append(may_have_moved)
-    return lambda: _moved.remove(may_have_moved)
+    _before_graphs.append(before_graph_of_gradients)
+
+    def no_longer() -> None:
+        _moved.remove(may_have_moved)
+        _before_graphs.remove(before_graph_of_gradients)
+
+    return no_longer
 
 
 def run_with_inputs(run: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Runs a backward that names its inputs, as torch's engine does."""
+    """Runs a backward that names its inputs or makes a graph, as torch's engine does."""
     outputs, gradients, retains, creates, inputs, *rest = arguments
+    if creates and options.get("accumulate_grad"):
+        for before in list(_before_graphs):
+            before()
     moved = [one for one in inputs if _may_have_moved(one)]
     if not moved:
         return run(*arguments, **options)

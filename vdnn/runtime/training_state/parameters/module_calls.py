@@ -111,7 +111,7 @@ class ModuleCalls:
         self._watch_between_calls(is_new=True)
         self._undo.append(self._between.end)
         managed = frozenset(self._away)  # those that stay on the device from some time on have moved before
-        self._undo.append(find_inputs(lambda one: id(one) in managed))
+        self._undo.append(find_inputs(lambda one: id(one) in managed, self._before_graph_of_gradients))
         self._undo.append(watch_swaps())
         return self
 
@@ -294,6 +294,14 @@ class ModuleCalls:
             for away in [self._away[id(one)] for one in tensors if id(one) in self._away]:
                 reason = "it is read between calls of modules, with its gradient"
                 self._give_back(away, reason, is_held_on_host=id(away.parameter) in held)
+
+    def _before_graph_of_gradients(self) -> None:
+        """The gradients of a backward will have a graph, which is to be on their device. It is not for parameters whose
+        memory of the host the program holds."""
+        with self._streaming.lock, torch._C.DisableTorchFunction():
+            for away in [one for one in self._away.values() if one.is_trained and one.parameter.requires_grad]:
+                if away.is_there() and not away.is_held_on_host():
+                    self._give_back(away, "its gradient has a graph, by backward(create_graph=True)")
 
     # Between calls, see [Note: Between calls].
 
