@@ -670,7 +670,7 @@ class PlanSearch(_Native):
         link: LinkModel,
         copy_issue_ns: int,
         budget_bytes: int,
-        effort: tuple[float, float, int, int, int],
+        effort: tuple[float, float, int, int, int, bool],
         known: Sequence[int],
     ) -> None:
         """`effort` has the fields of Effort. `known`: the recomputes of the plan of nearly the same step, or none."""

@@ -367,22 +367,23 @@ std::vector<ChoiceTuple> first_choices_of(const StepModel& model) {
   return tuples;
 }
 
-using EffortTuple = std::tuple<double, double, std::int64_t, std::int64_t, std::size_t>;
+using EffortTuple = std::tuple<double, double, std::int64_t, std::int64_t, std::size_t, bool>;
 
 std::shared_ptr<PlanSearch> make_plan_search(std::shared_ptr<const RecordedStep> step, const LinkModel& link,
                                              std::int64_t copy_issue_ns, std::int64_t budget_bytes,
                                              const EffortTuple& effort, Indices known) {
-  const auto& [moves, trials, most_trials, moves_a_trial, finalists] = effort;
+  const auto& [moves, trials, most_trials, moves_a_trial, finalists, by_room] = effort;
   Indices candidates = step->candidates(false);
   Indices candidates_by_issue = step->has_host() ? step->candidates(true) : Indices();
-  return std::make_shared<PlanSearch>(PlanSearch::Request{std::move(step),
-                                                          link,
-                                                          copy_issue_ns,
-                                                          budget_bytes,
-                                                          std::move(candidates),
-                                                          std::move(candidates_by_issue),
-                                                          {moves, {trials, most_trials, moves_a_trial}, finalists},
-                                                          std::move(known)});
+  return std::make_shared<PlanSearch>(
+      PlanSearch::Request{std::move(step),
+                          link,
+                          copy_issue_ns,
+                          budget_bytes,
+                          std::move(candidates),
+                          std::move(candidates_by_issue),
+                          {moves, {trials, most_trials, moves_a_trial, by_room}, finalists},
+                          std::move(known)});
 }
 
 std::optional<std::vector<AbsenceTuple>> moves_of(const PlanSearch& search, const Indices& chosen) {

@@ -23,7 +23,10 @@ constexpr double most_effort = 120'000;
 constexpr std::int64_t least_trials = 14;
 // A choice that cannot meet the budget is found at once, and counts as this part of a trial.
 constexpr double infeasible_share = 1.0 / 8;
-constexpr std::size_t shares = 8;          // at first, multiples of 1/8 of the candidates are tried
+// With this share of the room between the least memory and that of everything kept, `by_room` changes nothing.
+constexpr double usual_room = 0.1;
+constexpr double fewest_by_room = 0.4, most_by_room = 3;  // times the usual trials
+constexpr std::size_t shares = 8;                         // at first, multiples of 1/8 of the candidates are tried
 constexpr std::size_t most_points = 500;   // if all choices have at most this many points, every choice is a finalist
 constexpr std::size_t groups = 16;         // at first, 1/16 of the candidates are added or removed together
 constexpr std::size_t singles = 6;         // added or removed singly in one round
@@ -75,7 +78,11 @@ class RecomputeSearch {
         is_candidate_(lifetimes_.size(), 0) {
     const auto points = static_cast<double>(request.step.points().kinds.size());
     const auto trials = static_cast<std::int64_t>(std::nearbyint(effort.trials * most_effort / points));
-    left_ = static_cast<double>(std::max(least_trials, std::min(effort.most_trials, trials)));
+    std::int64_t most_trials = effort.most_trials;
+    if (effort.by_room) {
+      most_trials = static_cast<std::int64_t>(std::nearbyint(static_cast<double>(most_trials) * share_by_room()));
+    }
+    left_ = static_cast<double>(std::max(least_trials, std::min(most_trials, trials)));
     for (const std::int32_t one : candidates_) is_candidate_[one] = 1;
   }
 
@@ -98,6 +105,13 @@ class RecomputeSearch {
   }
 
  private:
+  [[nodiscard]] double share_by_room() const {
+    const std::int64_t least_bytes = std::min(request_.step.least_bytes({}), request_.step.least_bytes(candidates_));
+    const auto most_room = static_cast<double>(request_.step.with_recomputes({}).most_bytes() - least_bytes);
+    const auto room = static_cast<double>(request_.budget_bytes - least_bytes);
+    return room <= 0 ? most_by_room : std::clamp(usual_room * most_room / room, fewest_by_room, most_by_room);
+  }
+
   // By the number of recomputes, and then by the candidates that come first.
   [[nodiscard]] std::vector<Chosen> every_choice() const {
     std::vector<std::vector<std::size_t>> places;

@@ -17,11 +17,13 @@
 namespace vdnn {
 
 // How many choices of recomputes are tried: `trials` scales them, `most_trials` limits them. Each is a search of
-// `moves_a_trial` evaluations.
+// `moves_a_trial` evaluations. `by_room`: more are tried near the least memory, where few choices are good, and fewer
+// where the budget leaves room.
 struct RecomputeEffort {
   double trials;
   std::int64_t most_trials;
   std::int64_t moves_a_trial;
+  bool by_room;
 };
 
 // What a search for recomputes is about. The step has to be above its budget with everything kept.

@@ -31,6 +31,9 @@ _EFFORT = 120_000
 _LEAST_TRIALS = 14
 # A choice that cannot meet the budget is found at once, and counts as this part of a trial.
 _INFEASIBLE_SHARE = 1 / 8
+# With this share of the room between the least memory and that of everything kept, `by_room` changes nothing.
+_USUAL_ROOM = 0.1
+_FEWEST_BY_ROOM, _MOST_BY_ROOM = 0.4, 3  # times the usual trials
 _SHARES = 8  # at first, multiples of 1/8 of the candidates are tried
 _MOST_POINTS = 500  # if the steps of all choices have at most this many points, every choice is a finalist
 _GROUPS = 16  # at first, 1/16 of the candidates are added or removed together
@@ -67,13 +70,25 @@ class RecomputeChoice:
         self._step = recorded_step(request.recording)
         self._link = make_link_model(request.costs)
         trials = round(effort.trials * _EFFORT / len(request.recording.points))
-        self._left: float = max(_LEAST_TRIALS, min(effort.most_trials, trials))
         self._moves = effort.moves_a_trial
         self._shortest_ns: dict[frozenset[int], float] = {}  # no plan of a choice is shorter; infinite: it does not fit
         self._tried: dict[frozenset[int], RecomputeTrial] = {}
         self._candidates = ordered_candidates(request.recording, by_issue=False)
+        most_trials = effort.most_trials
+        if effort.by_room:
+            most_trials = round(most_trials * self._share_by_room())
+        self._left: float = max(_LEAST_TRIALS, min(most_trials, trials))
         lifetimes = request.recording.lifetimes
         self._recomputes = {one: recompute for one in self._candidates if (recompute := lifetimes[one].recompute)}
+
+    def _share_by_room(self) -> float:
+        kept = self._step.with_recomputes([])
+        least_bytes = min(kept.least_bytes, self._step.with_recomputes(self._candidates).least_bytes)
+        room = self._budget_bytes - least_bytes
+        if room <= 0:
+            return _MOST_BY_ROOM
+        share = _USUAL_ROOM * (kept.peak_bytes - least_bytes) / room
+        return min(max(share, _FEWEST_BY_ROOM), _MOST_BY_ROOM)
 
     def best(self, most: int) -> list[RecomputeTrial]:
         """The shortest steps that were found and fit, at most `most`. For very short steps all choices, untried."""

@@ -14,6 +14,7 @@ import vdnn
 from vdnn import _C
 from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
+from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import PlannedStep, plan_step
 from vdnn.planning.policies import PlanRequest
 from vdnn.planning.search import auto
@@ -83,6 +84,20 @@ def test_a_quick_search_finds_nearly_the_same_step(share: float, evaluations: Ca
     assert quick.fits
     assert 1 < quick.slowdown <= _LONGER * full.slowdown
     assert _FEWER * evaluations() < many
+
+
+@pytest.mark.parametrize(("room", "tries_more"), [(0.02, True), (0.5, False)])
+def test_a_quick_search_tries_more_choices_near_the_least_memory_and_fewer_where_there_is_room(
+    room: float, tries_more: bool, evaluations: Callable[[], int]
+) -> None:
+    recording = recorded()
+    least = least_bytes(recording)
+    budget = round(least + room * (recording.peak_bytes - least))
+    by_room = plan_step(recording, _COSTS, budget, Auto(QUICK))
+    its = evaluations()
+    usual = plan_step(recording, _COSTS, budget, Auto(QUICK._replace(by_room=False)))
+    assert its > 1.5 * evaluations() if tries_more else its < 0.8 * evaluations()
+    assert by_room.slowdown <= _NEARBY * usual.slowdown
 
 
 def test_a_session_searches_quickly(evaluations: Callable[[], int]) -> None:

@@ -16,6 +16,7 @@ times. Temporary memory and times grow with the storages that are saved or used 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -180,12 +181,12 @@ def guessed(recording: Recording, first: SaveKey) -> Recording:
     before = first_save(recording).size
     growth = []
     known: dict[Sizes, float] = {}  # most saves have one of a few sizes
+    grown = functools.cache(lambda size, index: _grown(size, index, before, first.size))
     for one in recording.lifetimes:
         key = recording.points[one.saves[0]].key
         size = () if key is None else key.size
         if size not in known:
-            grown = (_grown(each, index, before, first.size) for index, each in enumerate(size))
-            known[size] = math.prod(grown) / max(1, math.prod(size))
+            known[size] = math.prod(map(grown, size, itertools.count())) / max(1, math.prod(size))
         growth.append(known[size])
     of_points = [1.0]
     least_bytes = _SMALL * max(one.nbytes for one in recording.lifetimes)
