@@ -37,6 +37,41 @@ def layers() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
 
+class _Adjoint(torch.autograd.Function):
+    """Calls a module again in its backward, and names the parameters as it saved them in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, call: nn.Module, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.call = call
+        ctx.save_for_backward(x, *parameters)
+        with torch.no_grad():
+            return call(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, *parameters = ctx.saved_tensors
+        with torch.enable_grad():
+            again = x.detach().requires_grad_()
+            out = ctx.call(again)
+        return None, *torch.autograd.grad(out, [again, *parameters], gradient, allow_unused=True)
+
+
+class Solved(nn.Module):
+    """A layer that is differentiated by an adjoint, between two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.solved, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = _Adjoint.apply(self.solved, self.first(x).tanh(), *self.solved.parameters())
+        return self.last(x)
+
+
+def called_once(model: nn.Module, x: torch.Tensor) -> None:
+    model(x).square().mean().backward()
+
+
 def called_twice(model: nn.Module, x: torch.Tensor) -> None:
     (model(x).square().mean() + model(x + 1).square().mean()).backward()
 
@@ -91,6 +126,7 @@ def nodes_of(outcome: torch.Tensor) -> set[Any]:
 PROGRAMS: list[tuple[Callable[[], nn.Module], Callable[[nn.Module, torch.Tensor], None]]] = [
     (Often, called_twice),
     (Often, read_between_calls),
+    (Solved, called_once),
     *(
         (layers, program)
         for program in (
