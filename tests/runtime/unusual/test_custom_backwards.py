@@ -204,3 +204,39 @@ def test_overlapping_parts_of_a_storage_share_their_memory(mode: str, part_first
         return steps_on(loss_of, linear, is_seeded=True, steps=False)
 
     assert_same_in(mode, factory)
+
+
+class AddsToItsWeight(torch.autograd.Function):
+    """Adds to the gradient of its weight by itself. The weight is that of the context, or the one that it saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, takes_saved: bool) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.weight = None if takes_saved else weight
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, saved = ctx.saved_tensors
+        weight = saved if ctx.weight is None else ctx.weight
+        added = x.t() @ grads[0]
+        weight.grad = added if weight.grad is None else weight.grad.add_(added)
+        return grads[0] @ saved.t(), None, None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_backward_adds_to_the_gradient_of_a_weight_that_its_context_has(mode: str) -> None:
+    def factory() -> Step:
+        weight = nn.Parameter(torch.randn(16, 16))
+        return steps_on(lambda _: AddsToItsWeight.apply(torch.randn(8, 16), weight, False).sin().sum(), weight)
+
+    assert_same_in(mode, factory)
+
+
+def test_what_it_adds_to_a_weight_that_it_saved_is_lost_under_hooks_of_torch_too() -> None:
+    """If torch keeps it one day, the page on troubleshooting has to say so."""
+    weight = nn.Parameter(torch.randn(16, 16))
+    with torch.autograd.graph.save_on_cpu():
+        out = AddsToItsWeight.apply(torch.randn(8, 16), weight, True)
+    out.sum().backward()
+    assert weight.grad is None
