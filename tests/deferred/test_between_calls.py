@@ -142,6 +142,18 @@ def stepped_in_hooks(model: nn.Module, _: torch.optim.Optimizer, x: torch.Tensor
         handle.remove()
 
 
+def on_the_devices_of_weights(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    """Asks weights for the device of a batch, and for that of noise that is added to them."""
+    batch = x.cpu()
+    simple(model, optimizer, batch.to(next(model.parameters()).device))
+    with torch.no_grad():
+        for one in model.parameters():
+            assert not one.is_cpu
+            assert one.get_device() == 0
+            one.add_(torch.full(one.shape, 1e-3, device=one.device))
+            assert one.device.type == "deferred"  # also behind a write
+
+
 def simple(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
     model(x).square().mean().backward()
     optimizer.step()
@@ -183,7 +195,10 @@ def test_it_mixes_frozen_parameters(program: Program) -> None:
     assert all(map(torch.equal, found(program, Mode.RANDOM, "frozen", frozen=True), expected))
 
 
-@pytest.mark.parametrize("step", [sharpness_aware, decayed_in_hooks, stepped_in_hooks], ids=lambda step: step.__name__)
+STEPS = [sharpness_aware, decayed_in_hooks, stepped_in_hooks, on_the_devices_of_weights]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 def test_it_uses_weights_between_backwards_and_in_hooks(step: Any, mode: Mode) -> None:
     expected = found(None, mode, None, step)
     assert all(map(torch.equal, found(None, mode, "all", step), expected))

@@ -8,6 +8,7 @@ by itself does not ask; torch.func does so, see `transform_level` in tensor_kind
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -31,6 +32,15 @@ FACTS: frozenset[Any] = (
 )
 
 
+# What tells the device of a parameter, and how it is told of one that is elsewhere at the moment.
+_DEVICE_FACTS: dict[Any, Callable[[torch.device], Any]] = {
+    torch.Tensor.device.__get__: lambda device: device,
+    torch.Tensor.is_cuda.__get__: lambda device: device.type == "cuda",  # type: ignore[attr-defined]
+    torch.Tensor.is_cpu.__get__: lambda device: device.type == "cpu",  # type: ignore[attr-defined]
+    torch.Tensor.get_device: lambda device: device.index or 0,
+}
+_PLACES_DATA = ("torch", "vdnn")  # packages that ask where the data are now, such as torch's optimizers
+
 _OPERATORS = ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 _WRITING = frozenset(("__setitem__", "__set__", *(f"__i{name}__" for name in _OPERATORS)))
 
@@ -42,6 +52,9 @@ class ParameterGuard(Protocol):
 
 class UseGuard(ParameterGuard, Protocol):
     """A guard that is also called ahead of the function, with all its parameters, and with its outcome."""
+
+    def device_of(self, parameter: torch.Tensor) -> torch.device | None:
+        """The device on which functions use `parameter`; None: where its data are."""
 
     def before_call(self, func: Callable[..., Any], parameters: list[torch.Tensor]) -> bool:
         """The function is about to run. True: the parameters were brought to their device for it."""
@@ -65,6 +78,14 @@ class GuardedParameter(torch.nn.Parameter):
     ) -> Any:
         kwargs = kwargs or {}
         if func in FACTS:
+            if (
+                func in _DEVICE_FACTS
+                and sys._getframe(1).f_globals.get("__name__", "").split(".")[0] not in _PLACES_DATA
+            ):
+                known = _guards.get(id(args[0]))
+                device = known.device_of(args[0]) if hasattr(known, "device_of") else None  # type: ignore[union-attr]
+                if device is not None:
+                    return _DEVICE_FACTS[func](device)
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         parameters = list(_guarded_in((*args, *kwargs.values())))

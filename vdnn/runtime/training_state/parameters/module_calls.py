@@ -84,7 +84,11 @@ class ModuleCalls:
         self._read_outside: set[str] = set()  # names
         self._held: set[str] = set()  # names of those whose memory on the device the program held
         self._between = UsesBetweenCalls(
-            self._read_in_graph, self._is_held_on_host, self._bring_between_calls, self._return_written
+            self._read_in_graph,
+            self._is_held_on_host,
+            self._bring_between_calls,
+            self._return_written,
+            self._device_between_calls,
         )
         self._are_apart = any(_is_apart(one) for one in away.values())
         self._too_late: list[Use] = []  # written to on the host while they ran on the device
@@ -310,6 +314,10 @@ class ModuleCalls:
         if is_new or self._are_apart:
             away = self._away.values()
             self._between.begin(one.parameter for one in away if one.parameter.requires_grad or _is_apart(one))
+
+    def _device_between_calls(self, parameter: torch.Tensor) -> torch.device | None:
+        away = self._away.get(id(parameter))
+        return None if away is None or away.is_stepped or not _is_apart(away) else away.home
 
     def _bring_between_calls(self, tensors: list[torch.Tensor], *, writes: bool) -> bool:
         """The program is about to use parameters while no module runs, perhaps in a hook on a gradient. False if they
@@ -567,7 +575,7 @@ _COPIES = frozenset(("copy_", "cpu", "numpy"))  # names of functions that copy b
 class UsesBetweenCalls:
     """Calls `read(parameters, held)` for the parameters that a graph was made of, which moves them to the device for
     good. `held`: ids of parameters for which `is_held(parameter)` was true before. A graph may hold memory, too.
-    `bring` and `written`: see [Note: Between calls]."""
+    `bring` and `written`: see [Note: Between calls]. `device_of(parameter)` is what a program sees as its device."""
 
     def __init__(
         self,
@@ -575,8 +583,10 @@ class UsesBetweenCalls:
         is_held: Callable[[torch.Tensor], bool],
         bring: Callable[..., bool],
         written: Callable[[list[torch.Tensor]], None],
+        device_of: Callable[[torch.Tensor], torch.device | None],
     ) -> None:
         self._read, self._is_held, self._bring, self._written = read, is_held, bring, written
+        self.device_of = device_of
         self._held: set[int] = set()
         self.read: set[int] = set()  # ids of parameters that any function has read on the host, or written to
         self._watched: dict[int, torch.nn.Parameter] = {}
