@@ -151,7 +151,9 @@ def on_the_devices_of_weights(model: nn.Module, optimizer: torch.optim.Optimizer
             assert not one.is_cpu
             assert one.get_device() == 0
             one.add_(torch.full(one.shape, 1e-3, device=one.device))
-            assert one.device.type == "deferred"  # also behind a write
+            assert one.device.type == "deferred"  # also behind a write, and behind a copy
+            copy.deepcopy(one)
+            assert one.device.type == "deferred"
 
 
 def simple(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
@@ -159,8 +161,24 @@ def simple(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) 
     optimizer.step()
 
 
+def with_gradients_of_two_losses(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    """Combines the gradients of tasks by hand, as gradient surgery does."""
+    y, weights = model(x), list(model.parameters())
+    first = torch.autograd.grad(y.square().mean(), weights, retain_graph=True)
+    second = torch.autograd.grad(y.abs().mean(), weights)
+    for parameter, one, other in zip(weights, first, second, strict=True):
+        parameter.grad = one + other
+    optimizer.step()
+
+
 def found(
-    program: Program | None, mode: Mode, parameters: str | None, step: Any = simple, *, frozen: bool = False
+    program: Program | None,
+    mode: Mode,
+    parameters: str | None,
+    step: Any = simple,
+    *,
+    frozen: bool = False,
+    on: str | None = None,
 ) -> list[torch.Tensor]:
     """Parameters and earlier weights after four steps."""
     torch.manual_seed(0)
@@ -170,8 +188,10 @@ def found(
         trained = [one for one in model.parameters() if one.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=1e-2)
         earlier = [one.detach() * 0.9 for one in model.parameters()]
-        if parameters is not None:
-            options = {"model": model, "optimizer": optimizer, "parameters": parameters}
+        if parameters is not None or on is not None:
+            options: dict[str, Any] = {"model": model, "optimizer": optimizer, "parameters": parameters}
+            if on is not None:
+                options["optimizer_on"] = on
             sessions.enter_context(vdnn.offload("vdnn-all", device=accelerator, min_bytes=0, **options))
         managed = list(model.parameters()) if parameters == "all" else []
         for number in range(4):
@@ -195,7 +215,13 @@ def test_it_mixes_frozen_parameters(program: Program) -> None:
     assert all(map(torch.equal, found(program, Mode.RANDOM, "frozen", frozen=True), expected))
 
 
-STEPS = [sharpness_aware, decayed_in_hooks, stepped_in_hooks, on_the_devices_of_weights]
+def test_gradients_are_assigned_to_parameters_that_the_cpu_steps(mode: Mode) -> None:
+    expected = found(None, mode, None, with_gradients_of_two_losses, on="cpu")
+    ours = found(None, mode, "all", with_gradients_of_two_losses, on="cpu")
+    assert all(map(torch.equal, ours, expected))
+
+
+STEPS = [sharpness_aware, decayed_in_hooks, stepped_in_hooks, on_the_devices_of_weights, with_gradients_of_two_losses]
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)

@@ -8,12 +8,16 @@ by itself does not ask; torch.func does so, see `transform_level` in tensor_kind
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
+
+from vdnn.runtime.torch_internals.gradient_reads import set_native_gradient
 
 _ATTRIBUTES = (
     *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "_version"),
@@ -39,6 +43,7 @@ _DEVICE_FACTS: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.is_cpu.__get__: lambda device: device.type == "cpu",  # type: ignore[attr-defined]
     torch.Tensor.get_device: lambda device: device.index or 0,
 }
+_SET_GRADIENT: Any = torch._C.TensorBase.grad.__set__  # type: ignore[union-attr]
 _PLACES_DATA = ("torch", "vdnn")  # packages that ask where the data are now, such as torch's optimizers
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
@@ -78,14 +83,15 @@ class GuardedParameter(torch.nn.Parameter):
     ) -> Any:
         kwargs = kwargs or {}
         if func in FACTS:
-            if (
-                func in _DEVICE_FACTS
-                and sys._getframe(1).f_globals.get("__name__", "").split(".")[0] not in _PLACES_DATA
-            ):
-                known = _guards.get(id(args[0]))
-                device = known.device_of(args[0]) if hasattr(known, "device_of") else None  # type: ignore[union-attr]
+            if func in _DEVICE_FACTS and _asks_for_use(sys._getframe(1)):
+                device = _device_of(args[0])
                 if device is not None:
                     return _DEVICE_FACTS[func](device)
+            if func == _SET_GRADIENT and isinstance(args[1], torch.Tensor):
+                device = _device_of(args[0])
+                with torch._C.DisableTorchFunctionSubclass():
+                    set_native_gradient(args[0], args[1], device)
+                return None
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         parameters = list(_guarded_in((*args, *kwargs.values())))
@@ -118,16 +124,38 @@ class GuardedParameter(torch.nn.Parameter):
     # What looks at the class of the parameter ahead of its values.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        ask(self)
-        return self.__deepcopy__(memo)
+        with _as_one_use(self):
+            return self.__deepcopy__(memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        ask(self)
-        return self.__reduce_ex__(protocol)
+        with _as_one_use(self):
+            return self.__reduce_ex__(protocol)
 
     def __repr__(self, **options: Any) -> str:  # type: ignore[override]
-        ask(self)
-        return self.__repr__(**options)
+        with _as_one_use(self):
+            return self.__repr__(**options)
+
+
+@contextlib.contextmanager
+def _as_one_use(parameter: torch.Tensor) -> Iterator[None]:
+    """A context in which `parameter` is not guarded. It is read on the host."""
+    known = _guards.get(id(parameter))
+    ask(parameter)
+    try:
+        yield
+    finally:
+        if hasattr(known, "after_use"):
+            known.after_use([parameter], None, None, writes=False, brought=False)  # type: ignore[union-attr]
+
+
+def _asks_for_use(frame: FrameType) -> bool:
+    """False for code that asks where the data are."""
+    return frame.f_globals.get("__name__", "").split(".")[0] not in _PLACES_DATA
+
+
+def _device_of(parameter: torch.Tensor) -> torch.device | None:
+    known = _guards.get(id(parameter))
+    return known.device_of(parameter) if hasattr(known, "device_of") else None  # type: ignore[union-attr]
 
 
 def is_in_place(func: Callable[..., Any]) -> bool:
