@@ -95,7 +95,7 @@ std::shared_ptr<const PlanSearch> make_search(RecordedStep step) {
                                                           storages / 2 * storage_bytes,
                                                           candidates,
                                                           {},
-                                                          {0.0, {0.0, 14, 12}, 1},
+                                                          {0.0, {0.0, 14, 12, false}, 1},
                                                           {}});
 }
 
