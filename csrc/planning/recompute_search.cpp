@@ -25,7 +25,7 @@ constexpr std::int64_t least_trials = 14;
 constexpr double infeasible_share = 1.0 / 8;
 // With this share of the room between the least memory and that of everything kept, `by_room` changes nothing.
 constexpr double usual_room = 0.1;
-constexpr double fewest_by_room = 0.4, most_by_room = 3;  // times the usual trials
+constexpr double fewest_by_room = 0.6, most_by_room = 3;  // times the usual trials
 constexpr std::size_t shares = 8;                         // at first, multiples of 1/8 of the candidates are tried
 constexpr std::size_t most_points = 500;   // if all choices have at most this many points, every choice is a finalist
 constexpr std::size_t groups = 16;         // at first, 1/16 of the candidates are added or removed together

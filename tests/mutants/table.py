@@ -261,6 +261,6 @@ MUTANTS = [
             "return there[0]",
         ),
         ("runtime/torch_internals/backward_inputs.py", "for node in found.get(id(one), ())]", "for node in ()]"),
-        ("runtime/torch_internals/saved_leaves.py", "if in_backward():", "if False:"),
+        ("runtime/torch_internals/backward_inputs.py", "if in_backward():", "if False:"),
     ),
 ]

@@ -33,7 +33,7 @@ _LEAST_TRIALS = 14
 _INFEASIBLE_SHARE = 1 / 8
 # With this share of the room between the least memory and that of everything kept, `by_room` changes nothing.
 _USUAL_ROOM = 0.1
-_FEWEST_BY_ROOM, _MOST_BY_ROOM = 0.4, 3  # times the usual trials
+_FEWEST_BY_ROOM, _MOST_BY_ROOM = 0.6, 3  # times the usual trials
 _SHARES = 8  # at first, multiples of 1/8 of the candidates are tried
 _MOST_POINTS = 500  # if the steps of all choices have at most this many points, every choice is a finalist
 _GROUPS = 16  # at first, 1/16 of the candidates are added or removed together

@@ -94,9 +94,9 @@ def test_a_quick_search_tries_more_choices_near_the_least_memory_and_fewer_where
     least = least_bytes(recording)
     budget = round(least + room * (recording.peak_bytes - least))
     by_room = plan_step(recording, _COSTS, budget, Auto(QUICK))
-    its = evaluations()
+    tried = evaluations()
     usual = plan_step(recording, _COSTS, budget, Auto(QUICK._replace(by_room=False)))
-    assert its > 1.5 * evaluations() if tries_more else its < 0.8 * evaluations()
+    assert tried > 1.5 * evaluations() if tries_more else tried < 0.8 * evaluations()
     assert by_room.slowdown <= _NEARBY * usual.slowdown
 
 

@@ -98,9 +98,7 @@ def test_experts_of_changing_sizes_keep_within_the_budget_and_follow_their_plan(
     kept = trained(steps)
     budget = int(0.75 * max(kept.peaks))
     under = trained(steps, budget)
-    # Each step differs from its plan: of 120 such steps, 18 took more than the budget, by at most 3.6 %.
-    assert sum(peak > budget for peak in under.peaks) <= 1
-    assert max(under.peaks) <= 1.01 * budget
+    assert [peak for peak in under.peaks if peak > budget] == []
     assert sum(under.times[5:]) < 1.5 * sum(kept.times[5:])
 
 

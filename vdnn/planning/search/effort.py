@@ -14,7 +14,7 @@ class Effort(NamedTuple):
     """`moves` scales the evaluations of moves, `trials` the choices of recomputes that are tried, at most
     `most_trials`. Each of these is a search of `moves_a_trial` evaluations. The best `finalists` get a whole search.
     `by_room`: `most_trials` is up to three times as large near the least memory, where few choices are good, and down
-    to 0.4 times where the budget leaves room, where most are."""
+    to 0.6 times where the budget leaves room, where most are."""
 
     moves: float = 1.0
     trials: float = 1.0

@@ -14,7 +14,9 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from vdnn.runtime.torch_internals.backward_ends import in_backward
 
 _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _moved: list[Callable[[torch.Tensor], bool]] = []  # of each owner of leaves: may the data of this one have moved?
@@ -43,12 +45,14 @@ def find_inputs(
 def run_with_inputs(run: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Runs a backward that names its inputs or makes a graph, as torch's engine does."""
     outputs, gradients, retains, creates, inputs, *rest = arguments
+    if in_backward():
+        inputs = tuple(map(_leaf_of, inputs))
     if creates and options.get("accumulate_grad"):
         for before in list(_before_graphs):
             before()
     moved = [one for one in inputs if _may_have_moved(one)]
     if not moved:
-        return run(*arguments, **options)
+        return run(outputs, gradients, retains, creates, inputs, *rest, **options)
     found = _nodes_of(moved, outputs)
     edges = [[GradientEdge(node, 0) for node in found.get(id(one), ())] or [one] for one in inputs]
     taken = run(outputs, gradients, retains, creates, tuple(chain.from_iterable(edges)), *rest, **options)
@@ -56,6 +60,18 @@ def run_with_inputs(run: Callable[..., Any], *arguments: Any, **options: Any) ->
         return taken
     parts = iter(taken)
     return tuple(_sum([next(parts) for _ in one]) for one in edges)
+
+
+def _leaf_of(one: Any) -> Any:
+    """The parameter that a custom function's backward got as `one` from its saved tensors, or `one`. torch unpacks a
+    saved leaf as another tensor, which has the node that the leaf had when it was saved. The backward of an adjoint
+    names such tensors."""
+    if type(one) is not torch.Tensor or not one.is_leaf or not one.requires_grad:
+        return one
+    if torch._C._functorch.is_functorch_wrapped_tensor(one):
+        return one
+    node: Any = get_gradient_edge(one).node
+    return node.variable if isinstance(node.variable, torch.nn.Parameter) else one
 
 
 def _may_have_moved(one: object) -> bool:

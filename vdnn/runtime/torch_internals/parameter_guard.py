@@ -3,7 +3,8 @@
 A guarded parameter is the same object with another class, which has a `__torch_function__`. So torch asks it before
 every function of Python that gets it, on every thread, alone or in a list: `detach` of a state_dict, `data`,
 `data_ptr`, lists of foreach. Facts such as its shape need no values and are answered. Native code that unpacks a tensor
-by itself does not ask; torch.func does so, see `transform_level` in tensor_kinds.
+by itself does not ask; torch.func does so, see `transform_level` in tensor_kinds. A program that asks for the device of
+a guarded parameter is told the one on which functions use it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ FACTS: frozenset[Any] = (
 )
 
 
-# What tells the device of a parameter, and how it is told of one that is elsewhere at the moment.
+# The functions that tell the device of a parameter, and their answers for a parameter that is used on a device.
 _DEVICE_FACTS: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.device.__get__: lambda device: device,
     torch.Tensor.is_cuda.__get__: lambda device: device.type == "cuda",  # type: ignore[attr-defined]
@@ -44,7 +45,7 @@ _DEVICE_FACTS: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.get_device: lambda device: device.index or 0,
 }
 _SET_GRADIENT: Any = torch._C.TensorBase.grad.__set__  # type: ignore[union-attr]
-_PLACES_DATA = ("torch", "vdnn")  # packages that ask where the data are now, such as torch's optimizers
+_PACKAGES_THAT_NEED_THE_PLACE = ("torch", "vdnn")  # of the data now, as for an optimizer's groups by device
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 _WRITING = frozenset(("__setitem__", "__set__", *(f"__i{name}__" for name in _OPERATORS)))
@@ -149,8 +150,8 @@ def _as_one_use(parameter: torch.Tensor) -> Iterator[None]:
 
 
 def _asks_for_use(frame: FrameType) -> bool:
-    """False for code that asks where the data are."""
-    return frame.f_globals.get("__name__", "").split(".")[0] not in _PLACES_DATA
+    """True if a program asks, which wants to use the parameter there; False if torch or vdnn asks for the place."""
+    return frame.f_globals.get("__name__", "").split(".")[0] not in _PACKAGES_THAT_NEED_THE_PLACE
 
 
 def _device_of(parameter: torch.Tensor) -> torch.device | None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from vdnn._C import BackwardCalls, drop_hooks_away
-from vdnn.runtime.torch_internals.saved_leaves import run_with_leaves
+from vdnn.runtime.torch_internals.backward_inputs import run_with_inputs
 
 _autograd: Any = torch.autograd
 _native: Any = torch._C._autograd
@@ -52,7 +52,7 @@ def _count(change: int) -> None:
             _before = now
             _calls = BackwardCalls(
                 now,
-                functools.partial(run_with_leaves, now),
+                functools.partial(run_with_inputs, now),
                 _top,
                 _native._push_saved_tensors_default_hooks,
                 _native._pop_saved_tensors_default_hooks,

@@ -300,8 +300,8 @@ class ModuleCalls:
                 self._give_back(away, reason, is_held_on_host=id(away.parameter) in held)
 
     def _before_graph_of_gradients(self) -> None:
-        """The gradients of a backward will have a graph, which is to be on their device. It is not for parameters whose
-        memory of the host the program holds."""
+        """Called before `backward(create_graph=True)`. Trained parameters stay on their device from now on, so that the
+        graph of their gradients is there, except those whose memory of the host the program holds."""
         with self._streaming.lock, torch._C.DisableTorchFunction():
             for away in [one for one in self._away.values() if one.is_trained and one.parameter.requires_grad]:
                 if away.is_there() and not away.is_held_on_host():
@@ -611,7 +611,8 @@ class UsesBetweenCalls:
             guard_no_longer(one)
 
     def forget(self, parameter: torch.Tensor) -> None:
-        """The session no longer manages this one. A function that reads it would be called twice."""
+        """The session no longer manages this one. If it stayed guarded, the next function that reads it would find that
+        it has to move, and would be called twice."""
         self._watched.pop(id(parameter), None)
         guard_no_longer(parameter)
 
