@@ -62,10 +62,11 @@ class _Life:
 class _Source(weakref.ref[torch.UntypedStorage]):
     """A storage that lifetimes are parts of, and the bytes of it that are added. See [Note: Parts of a storage]."""
 
-    __slots__ = ("absent_bytes", "is_freed", "lives", "nbytes")
+    __slots__ = ("absent_bytes", "held", "is_freed", "lives", "nbytes")
 
     nbytes: int
     lives: list[_Life]
+    held: list[tuple[_Life, weakref.ref[ManagedStorage]]]  # those of `lives` that Python manages, and others may hold
     is_freed: bool
     absent_bytes: int
 
@@ -123,7 +124,7 @@ class Recorder:
         self._recompute_mark: tuple[Mark, int] | None = None  # where the recompute before the next point began
         self._begin_issued_ns = gauges.issued_ns()
         self._recompute_peak_bytes = 0
-        self._held: list[tuple[_Life, weakref.ref[ManagedStorage]]] = []  # by us, and maybe by others
+        self._held: list[_Source] = []  # by us, and maybe by others
         self._sources: dict[int, _Source] = {}  # the last one at each native address
         self._resident_bytes = gauges.allocated_bytes() + gauges.absent_bytes
         self.native: _C.UnplannedSaves | None = None  # it keeps saves of this step
@@ -163,7 +164,7 @@ class Recorder:
         if is_new:
             life = _Life(storage.nbytes(), is_in_gate=True)
             self._lives.append(life)
-            self._joins(life, storage)
+            self._joined(life, storage)
 
     def take_over(self, managed: ManagedStorage, lifetime: int) -> None:
         """From now on `managed` has the saves of this lifetime."""
@@ -261,22 +262,25 @@ class Recorder:
         if storage is None:
             return
         managed.keep_reloaded()
-        self._held.append((life, managed.reference))
-        if not self._joins(life, storage):
-            self._add_source(storage, life)
+        source = self._joined(life, storage) or self._add_source(storage, life)
+        if not source.held:
+            self._held.append(source)
+        source.held.append((life, managed.reference))
 
-    def _joins(self, life: _Life, storage: torch.UntypedStorage) -> bool:
-        """True if other lifetimes have the same storage: see [Note: Parts of a storage]."""
+    def _joined(self, life: _Life, storage: torch.UntypedStorage) -> _Source | None:
+        """The source of other lifetimes that have the same storage: see [Note: Parts of a storage]."""
         known = self._sources.get(storage._cdata)
         if known is None or known() is not storage:
-            return False
+            return None
         life.source = known
         known.lives.append(life)
-        return True
+        return known
 
-    def _add_source(self, storage: torch.UntypedStorage, life: _Life) -> None:
+    def _add_source(self, storage: torch.UntypedStorage, life: _Life) -> _Source:
         life.source = source = self._sources[storage._cdata] = _Source(storage, self._storage_ended)
         source.nbytes, source.lives, source.is_freed, source.absent_bytes = storage.nbytes(), [life], False, 0
+        source.held = []
+        return source
 
     def _storage_ended(self, source: _Source) -> None:
         """May be called anywhere, on any thread."""
@@ -302,20 +306,22 @@ class Recorder:
             self._account(life.source)
 
     def _find_freed(self) -> None:
-        """Note the storages that only the runtime holds. See [Note: Other holders]."""
+        """Note the storages that only the runtime holds. See [Note: Other holders]. Several managed storages that have
+        parts of one storage hold it more than once, so none of them can free it."""
         held, number = self._held, 0
-        for life, reference in held:
-            managed = reference()
-            if managed is None or life.free_point is not None:
-                continue
-            storage = managed.source.storage
+        for source in held:
+            storage = source()
             if storage is None:
                 continue
-            # Natively only the wrapper holds it. The source of the managed storage and this frame hold the wrapper.
-            if natively_held(storage._cdata) == 1 and sys.getrefcount(storage) <= 1 + HELD_ONCE:
-                life.free_point = self._point + 1
+            # The source of one managed storage and this frame hold the wrapper, and natively only the wrapper holds it.
+            if sys.getrefcount(storage) <= 1 + HELD_ONCE and natively_held(storage._cdata) == 1:
+                for life, reference in source.held:
+                    managed = reference()
+                    if managed is not None and managed.source.storage is storage and life.free_point is None:
+                        life.free_point = self._point + 1
+                source.held.clear()
             else:
-                held[number] = life, reference
+                held[number] = source
                 number += 1
         del held[number:]
 
