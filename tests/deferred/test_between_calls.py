@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 import vdnn
 from deferred import DeferredAccelerator, Mode
@@ -156,6 +157,21 @@ def on_the_devices_of_weights(model: nn.Module, optimizer: torch.optim.Optimizer
             assert one.device.type == "deferred"
 
 
+def reparametrized(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    """Makes other parameters of the memory of weights, the first time, and trains them."""
+    assert isinstance(model, nn.Sequential)
+    if not parametrize.is_parametrized(model[0]):
+        parametrizations.weight_norm(model[0])
+        parametrizations.orthogonal(model[2])
+        bias = model[2].bias
+        assert isinstance(bias, nn.Parameter)
+        model[2].bias = nn.Parameter(bias)
+        assert isinstance(model[2].bias, nn.Parameter)
+        assert model[2].bias.data_ptr() == bias.data_ptr()
+        optimizer.param_groups[0]["params"] = list(model.parameters())
+    simple(model, optimizer, x)
+
+
 def simple(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
     model(x).square().mean().backward()
     optimizer.step()
@@ -200,7 +216,7 @@ def found(
             optimizer.zero_grad()
             if program is not None:
                 program(model, earlier)
-        assert all(away_of(one) is not None for one in managed)
+        assert step is reparametrized or all(away_of(one) is not None for one in managed)
         return [one.detach().cpu().clone() for one in (*model.parameters(), *earlier)]
 
 
@@ -221,7 +237,10 @@ def test_gradients_are_assigned_to_parameters_that_the_cpu_steps(mode: Mode) -> 
     assert all(map(torch.equal, ours, expected))
 
 
-STEPS = [sharpness_aware, decayed_in_hooks, stepped_in_hooks, on_the_devices_of_weights, with_gradients_of_two_losses]
+STEPS = [
+    *(sharpness_aware, decayed_in_hooks, stepped_in_hooks, on_the_devices_of_weights, with_gradients_of_two_losses),
+    reparametrized,
+]
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)

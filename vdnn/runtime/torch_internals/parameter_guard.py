@@ -45,7 +45,10 @@ _DEVICE_FACTS: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.get_device: lambda device: device.index or 0,
 }
 _SET_GRADIENT: Any = torch._C.TensorBase.grad.__set__  # type: ignore[union-attr]
+# Makes another parameter of the same memory from a parameter, and asks whether its detach() has the same class.
+_NEW_PARAMETER = torch.nn.Parameter.__new__.__code__
 _PACKAGES_THAT_NEED_THE_PLACE = ("torch", "vdnn")  # of the data now, as for an optimizer's groups by device
+_COMPUTES = "torch.nn."  # but these compute with parameters, as a parametrization that checks for orthogonality
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 _WRITING = frozenset(("__setitem__", "__set__", *(f"__i{name}__" for name in _OPERATORS)))
@@ -64,6 +67,9 @@ class UseGuard(ParameterGuard, Protocol):
 
     def before_call(self, func: Callable[..., Any], parameters: list[torch.Tensor]) -> bool:
         """The function is about to run. True: the parameters were brought to their device for it."""
+
+    def becomes_another(self, parameter: torch.Tensor) -> None:
+        """A program is about to make another parameter of the memory of `parameter`, which is no longer guarded."""
 
     def after_use(
         self, parameters: list[torch.Tensor], outcome: Any, error: Exception | None, *, writes: bool, brought: bool
@@ -95,6 +101,8 @@ class GuardedParameter(torch.nn.Parameter):
                 return None
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+        if func is torch.Tensor.detach and sys._getframe(1).f_code is _NEW_PARAMETER:
+            return _as_another(args[0])
         parameters = list(_guarded_in((*args, *kwargs.values())))
         guards = {id(known): known for one in parameters if (known := _guards.get(id(one))) is not None}
         asking: list[UseGuard] = [one for one in guards.values() if hasattr(one, "after_use")]  # type: ignore[misc]
@@ -137,6 +145,15 @@ class GuardedParameter(torch.nn.Parameter):
             return self.__repr__(**options)
 
 
+def _as_another(parameter: torch.Tensor) -> torch.Tensor:
+    """What `torch.nn.Parameter(parameter)` makes of a parameter that is not guarded."""
+    known = _guards.get(id(parameter))
+    ask(parameter)
+    if hasattr(known, "becomes_another"):
+        known.becomes_another(parameter)  # type: ignore[union-attr]
+    return torch.Tensor._make_subclass(torch.nn.Parameter, parameter, False)  # type: ignore[no-any-return]
+
+
 @contextlib.contextmanager
 def _as_one_use(parameter: torch.Tensor) -> Iterator[None]:
     """A context in which `parameter` is not guarded. It is read on the host."""
@@ -151,7 +168,8 @@ def _as_one_use(parameter: torch.Tensor) -> Iterator[None]:
 
 def _asks_for_use(frame: FrameType) -> bool:
     """True if a program asks, which wants to use the parameter there; False if torch or vdnn asks for the place."""
-    return frame.f_globals.get("__name__", "").split(".")[0] not in _PACKAGES_THAT_NEED_THE_PLACE
+    name = frame.f_globals.get("__name__", "")
+    return name.startswith(_COMPUTES) or name.split(".")[0] not in _PACKAGES_THAT_NEED_THE_PLACE
 
 
 def _device_of(parameter: torch.Tensor) -> torch.device | None:

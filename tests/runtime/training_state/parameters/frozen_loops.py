@@ -66,10 +66,13 @@ class Twice(nn.Module):
 
 
 class Checkpointed(nn.Module):
+    """A recompute saves the frozen weight of a norm itself, and that of a linear layer as a view."""
+
     def __init__(self, *, use_reentrant: bool) -> None:
         super().__init__()
         self.first = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(LowRank(nn.Linear(WIDTH, WIDTH)) for _ in range(3))
+        norms = [nn.LayerNorm(WIDTH).requires_grad_(False) for _ in range(3)]
+        self.blocks = nn.ModuleList(nn.Sequential(norm, LowRank(nn.Linear(WIDTH, WIDTH))) for norm in norms)
         self.use_reentrant = use_reentrant
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

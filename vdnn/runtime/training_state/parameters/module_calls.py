@@ -24,6 +24,7 @@ from vdnn.runtime.torch_internals.backward_inputs import find_inputs
 from vdnn.runtime.torch_internals.data_reads import native_data, watch_data, watch_data_no_longer
 from vdnn.runtime.torch_internals.parameter_access import watch_parameters_of
 from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer, is_guarded, is_in_place
+from vdnn.runtime.torch_internals.recomputed_saves import detach_saved_parameters
 from vdnn.runtime.torch_internals.saved_modes import fewer_modes
 from vdnn.runtime.torch_internals.tensor_kinds import num_dispatch_modes, outside_of_transforms
 from vdnn.runtime.torch_internals.tensor_swaps import watch_swaps
@@ -89,6 +90,7 @@ class ModuleCalls:
             self._bring_between_calls,
             self._return_written,
             self._device_between_calls,
+            self._becomes_another,
         )
         self._are_apart = any(_is_apart(one) for one in away.values())
         self._too_late: list[Use] = []  # written to on the host while they ran on the device
@@ -117,6 +119,7 @@ class ModuleCalls:
         managed = frozenset(self._away)  # those that stay on the device from some time on have moved before
         self._undo.append(find_inputs(lambda one: id(one) in managed, self._before_graph_of_gradients))
         self._undo.append(watch_swaps())
+        self._undo.append(detach_saved_parameters())
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -341,6 +344,13 @@ class ModuleCalls:
                     one.put_in_place(one.on_device)
                     self._writes.use_begins(one)
         return True
+
+    def _becomes_another(self, parameter: torch.Tensor) -> None:
+        """The program makes another parameter of its memory, as a parametrization does: both stay on the device."""
+        away = self._away.get(id(parameter))
+        if away is not None:
+            with self._streaming.lock, torch._C.DisableTorchFunction():
+                self._give_back(away, "the program made another parameter of its memory")
 
     def _return_written(self, tensors: list[torch.Tensor]) -> None:
         """The program has written to parameters that were brought between calls: the host has the new values at once,
@@ -575,7 +585,8 @@ _COPIES = frozenset(("copy_", "cpu", "numpy"))  # names of functions that copy b
 class UsesBetweenCalls:
     """Calls `read(parameters, held)` for the parameters that a graph was made of, which moves them to the device for
     good. `held`: ids of parameters for which `is_held(parameter)` was true before. A graph may hold memory, too.
-    `bring` and `written`: see [Note: Between calls]. `device_of(parameter)` is what a program sees as its device."""
+    `bring` and `written`: see [Note: Between calls]. `device_of(parameter)` is what a program sees as its device.
+    `becomes_another(parameter)` moves a parameter to the device for good, where another one is made of its memory."""
 
     def __init__(
         self,
@@ -584,9 +595,10 @@ class UsesBetweenCalls:
         bring: Callable[..., bool],
         written: Callable[[list[torch.Tensor]], None],
         device_of: Callable[[torch.Tensor], torch.device | None],
+        becomes_another: Callable[[torch.Tensor], None],
     ) -> None:
         self._read, self._is_held, self._bring, self._written = read, is_held, bring, written
-        self.device_of = device_of
+        self.device_of, self.becomes_another = device_of, becomes_another
         self._held: set[int] = set()
         self.read: set[int] = set()  # ids of parameters that any function has read on the host, or written to
         self._watched: dict[int, torch.nn.Parameter] = {}
