@@ -7,12 +7,14 @@ Tensors of virtual machines are the CPU's. There an operand that was left on the
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import vdnn
 from deferred import Mode
@@ -105,3 +107,27 @@ def test_they_recompute_there(parameters: str | None, mode: Mode, monkeypatch: p
     assert same(plain.values, ran.values)
     (line,) = [one for one in ran.report.splitlines() if one.endswith(" recomputes")]
     assert int(line.split()[0]) > 0
+
+
+def test_what_a_session_has_learned_keeps_no_model_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch makes a class for each module with a parametrization, which refers to the module."""
+    with DeferredAccelerator(Mode.EARLY, capacity="64MiB") as accelerator:
+        opening = importlib.import_module("vdnn.runtime.session.offload")
+        monkeypatch.setattr(
+            opening, "_gauges", lambda _, one: DeferredGauges(one.torch_device, one.device, accelerator)
+        )
+
+        def train() -> None:
+            norm = parametrizations.weight_norm(nn.Linear(64, 64))
+            model = nn.Sequential(norm, nn.Tanh(), nn.Linear(64, 64)).to("deferred")
+            with contextlib.closing(vdnn.offload(budget="120KiB", device=accelerator, min_bytes=0)) as session, session:
+                for _ in range(6):
+                    model(torch.ones(64, 64).to("deferred")).square().mean().backward()
+                    session.step()
+                    model.zero_grad()
+                assert session.plan is not None
+
+        train()
+        gc.collect()
+        accelerator.synchronize()
+        assert accelerator.memory.allocated_bytes == 0

@@ -47,7 +47,7 @@ class KeptIn(NamedTuple):
     """Facts of a save that the gate kept until now."""
 
     stream: _C.Stream | None
-    module: type | None  # the class of the innermost one
+    module: str | None  # the name of the class of the innermost one
     position: int  # of the Lookahead
 
 
@@ -150,7 +150,11 @@ class Saves:
         if kept_in is None:
             refuse_graphs_around()
             module = self._modules.innermost()
-            stream, saved_in, position = transport.current_stream(), None if module is None else type(module), None
+            stream, saved_in, position = (
+                transport.current_stream(),
+                None if module is None else type(module).__name__,
+                None,
+            )
         else:
             stream, saved_in, position = kept_in.stream or transport.current_stream(), kept_in.module, kept_in.position
         facts = StorageFacts(

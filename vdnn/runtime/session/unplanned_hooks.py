@@ -157,7 +157,7 @@ class UnplannedHooks:
             counters.saved_bytes += tensor.nbytes
             if is_new:
                 module = exemptions.modules.innermost()
-                saved_in = None if module is None else type(module)
+                saved_in = None if module is None else type(module).__name__
                 self._saved_in[number] = KeptIn(self._stream, saved_in, saves.lookahead.take_position())
             else:
                 counters.shared_saves += 1

@@ -37,7 +37,7 @@ class Moving(NamedTuple):
 
     node_type: type  # of its producer; NoneType for a save without one
     device: torch.device
-    saved_in: type | None  # the class of the module
+    saved_in: str | None  # the name of the class of the module: scripts outlive models
     is_dense: bool  # its bytes are all of its storage, in their order
     is_discarded: bool  # the plan recomputes its lifetime
     elements: int  # of all of its storage
@@ -111,7 +111,7 @@ class ScriptEvent(NamedTuple):
         return self.is_new, moving.is_discarded, size, stride, *target, moving.node_type, moving.device, empty, self
 
     @property
-    def saved_in(self) -> type | None:
+    def saved_in(self) -> str | None:
         return None if self.moving is None else self.moving.saved_in
 
 

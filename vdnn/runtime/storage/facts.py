@@ -24,8 +24,8 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
-def label_of(dtype: torch.dtype, shape: Iterable[int], saved_in: type | None) -> str:
-    module = "no module" if saved_in is None else saved_in.__name__
+def label_of(dtype: torch.dtype, shape: Iterable[int], saved_in: str | None) -> str:
+    module = "no module" if saved_in is None else saved_in
     return f"{str(dtype).removeprefix('torch.')} {[*shape]} saved in {module}"
 
 
@@ -33,8 +33,8 @@ class StorageFacts:
     """The bytes [begin, begin + nbytes) of a storage, as they were at their first save.
 
     `address`: the address of the first of these bytes. `stream`: that of the save. `geometry`: that of the first saved
-    tensor.
-    `is_dense`: these bytes are exactly that tensor. `saved_in`: the class of the module whose forward was running.
+    tensor. `is_dense`: these bytes are exactly that tensor. `saved_in`: the name of the class of the module whose
+    forward was running.
     """
 
     # Not a frozen dataclass, which takes several times as long to make, nor a NamedTuple, which is slow to read.
@@ -48,7 +48,7 @@ class StorageFacts:
         stream: _C.Stream,
         geometry: Geometry,
         is_dense: bool,
-        saved_in: type | None,
+        saved_in: str | None,
         counters: Counters,
     ) -> None:
         self.address: Final = address

@@ -151,7 +151,7 @@ def _as_another(parameter: torch.Tensor) -> torch.Tensor:
     ask(parameter)
     if hasattr(known, "becomes_another"):
         known.becomes_another(parameter)  # type: ignore[union-attr]
-    return torch.Tensor._make_subclass(torch.nn.Parameter, parameter, False)  # type: ignore[no-any-return]
+    return torch.Tensor._make_subclass(torch.nn.Parameter, parameter, False)
 
 
 @contextlib.contextmanager
