@@ -678,8 +678,9 @@ def _is_in_graph(outcome: object) -> bool:
 # `parameter.grad`. torch starts a new sum when the data of a parameter are put on another device. Two sums that are
 # added one after another round otherwise than one. So the data of a parameter that is used again stay on the device
 # until its gradient is there. Tied parameters are known before; others when they are used again while a graph with them
-# lives. By then the first use has a sum of its own. That changes no bit, because autograd adds its gradient last,
-# unless it is a sum of several: until the first gradient of a parameter is there, its data stay behind a call of a
+# lives. By then the first use has a sum of its own. That changes no bit if autograd adds its gradient last. It
+# does so unless it is a sum of several, or the graph has gradients of its own (`create_graph=True`), which autograd may
+# run behind it. So until the first gradient of a parameter is there, its data stay behind a call of a
 # module that used it more than once.
 
 _MARK = "vdnn"
