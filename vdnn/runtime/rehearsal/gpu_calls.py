@@ -22,9 +22,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
-from torch.overrides import TorchFunctionMode
 
 from vdnn.runtime.rehearsal.cuda_autocast import CudaAutocast
+from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
+from vdnn.runtime.rehearsal.norm_statistics import NormStatistics
 
 _HERE = "cpu"
 _STAYS = frozenset({torch.Tensor.cuda, torch.Tensor.pin_memory})
@@ -33,11 +34,12 @@ _SETS_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _QUIET = ("synchronize", "set_device", "reset_peak_memory_stats", "reset_max_memory_allocated", "empty_cache")
 
 
-class OnTheCard(TorchFunctionMode):
-    """Replaces a GPU among the arguments of any function of torch by the device of the rehearsal."""
+class OnTheCard(CudaShaped):
+    """Replaces a GPU among the arguments of any function of torch by the device of the rehearsal, and translates the
+    function as CudaShaped does. One mode, because each takes 2 us of every function."""
 
-    def __init__(self, array_of: Callable[[torch.Tensor], Any]) -> None:
-        super().__init__()
+    def __init__(self, array_of: Callable[[torch.Tensor], Any], *, is_ampere: bool, statistics: NormStatistics) -> None:
+        super().__init__(is_ampere=is_ampere, statistics=statistics)
         self._array_of = array_of
 
     def __torch_function__(
@@ -59,7 +61,7 @@ class OnTheCard(TorchFunctionMode):
             args = tuple(_HERE if _is_gpu(one) else one for one in args)
         if kwargs and _is_gpu(kwargs.get("device")):
             kwargs = {**kwargs, "device": _HERE}
-        return func(*args, **(kwargs or {}))
+        return self.translated(func, args, kwargs or {})
 
 
 def _is_gpu(value: object) -> bool:

@@ -12,7 +12,6 @@ from torch._subclasses import fake_tensor
 from vdnn.hardware import HardwareProfile
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal.attention_masks import masks_as_on_a_gpu
-from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 from vdnn.runtime.rehearsal.gpu_calls import OnTheCard, gpu_calls
 from vdnn.runtime.rehearsal.host_values import HostValues
 from vdnn.runtime.rehearsal.random_state import same_random_numbers
@@ -66,5 +65,5 @@ def _fewer_collections() -> Iterator[None]:
 @contextlib.contextmanager
 def _functions(values: HostValues, profile: HardwareProfile) -> Iterator[None]:
     is_ampere = "bfloat16" in profile.flop_per_s  # the first generation that multiplies them
-    with OnTheCard(values.array_of), CudaShaped(is_ampere=is_ampere, statistics=values.statistics):
+    with OnTheCard(values.array_of, is_ampere=is_ampere, statistics=values.statistics):
         yield
