@@ -218,7 +218,9 @@ def losses(model: nn.Module, accelerator: DeferredAccelerator, session: Any, loo
     ("parameters", "loop"),
     [*itertools.product(["frozen", "all"], ["plain", "twice in a graph"]), ("all", "read in between")],
 )
-@pytest.mark.parametrize("model", ["low-rank", "tied", "twice", "checkpointed", "checkpointed-reentrant"])
+@pytest.mark.parametrize(
+    "model", ["low-rank", "tied", "twice", "checkpointed", "checkpointed-reentrant", "hooks-of-its-own"]
+)
 def test_models_that_use_weights_in_unusual_places_have_the_bits_too(
     model: str, loop: str, parameters: Any, mode: Mode
 ) -> None:

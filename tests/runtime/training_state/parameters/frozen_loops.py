@@ -85,6 +85,26 @@ class Checkpointed(nn.Module):
         return x
 
 
+class HooksOfItsOwn(nn.Module):
+    """Saved-tensor hooks of the model keep parameters that are saved themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH).requires_grad_(False)
+        self.layer = LowRank(nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hooks = torch.autograd.graph.saved_tensors_hooks(_without_graph, lambda tensor: tensor)
+        with hooks if torch.is_grad_enabled() else nullcontext():
+            outcome: torch.Tensor = self.layer(self.norm(self.first(x)))
+            return outcome
+
+
+def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_leaf else tensor.detach()
+
+
 def _attention() -> nn.Module:
     layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.0, batch_first=True).requires_grad_(False)
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), layer, nn.Linear(WIDTH, 4))
@@ -115,6 +135,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "twice": Twice,
     "checkpointed": lambda: Checkpointed(use_reentrant=False),
     "checkpointed-reentrant": lambda: Checkpointed(use_reentrant=True),
+    "hooks-of-its-own": HooksOfItsOwn,
     "attention": _attention,
     "recurrent": _recurrent,
 }

@@ -22,9 +22,9 @@ from vdnn.runtime.torch_internals import forks, parameter_access
 from vdnn.runtime.torch_internals.backward_ends import graph_task, in_backward
 from vdnn.runtime.torch_internals.backward_inputs import find_inputs
 from vdnn.runtime.torch_internals.data_reads import native_data, watch_data, watch_data_no_longer
+from vdnn.runtime.torch_internals.hooks_of_others import give_hooks_memory
 from vdnn.runtime.torch_internals.parameter_access import watch_parameters_of
 from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer, is_guarded, is_in_place
-from vdnn.runtime.torch_internals.recomputed_saves import detach_saved_parameters
 from vdnn.runtime.torch_internals.saved_modes import fewer_modes
 from vdnn.runtime.torch_internals.tensor_kinds import num_dispatch_modes, outside_of_transforms
 from vdnn.runtime.torch_internals.tensor_swaps import watch_swaps
@@ -119,7 +119,7 @@ class ModuleCalls:
         managed = frozenset(self._away)  # those that stay on the device from some time on have moved before
         self._undo.append(find_inputs(lambda one: id(one) in managed, self._before_graph_of_gradients))
         self._undo.append(watch_swaps())
-        self._undo.append(detach_saved_parameters())
+        self._undo.append(give_hooks_memory(lambda one: id(one) in self._away))
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -1,0 +1,63 @@
+"""Lets saved-tensor hooks that are not a session's hold the memory that a parameter has, and not the parameter.
+
+torch's hooks get a parameter that is saved itself: those of torch.utils.checkpoint, which holds a frozen one as it is
+for its recompute, and those of a program. The data of a parameter that is streamed may be on the host again by the time
+that the backward reads them, because its module has returned. So as long as somebody asks for it, hooks that are
+entered get another parameter of the same memory, which they may hold.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_Hooks: Any = torch.autograd.graph.saved_tensors_hooks
+_enter: Callable[[Any], None] = _Hooks.__enter__
+_lock = threading.Lock()
+_streamed: list[Callable[[torch.Tensor], bool]] = []  # of each who asks: is this parameter streamed?
+
+
+class HooksOfASession(torch.autograd.graph.saved_tensors_hooks):
+    """Hooks that get parameters themselves."""
+
+    def __enter__(self) -> None:
+        _enter(self)
+
+
+def give_hooks_memory(is_streamed: Callable[[torch.Tensor], bool]) -> Callable[[], None]:
+    """From now on hooks of others get no parameter for which `is_streamed` is true. Returns what undoes it."""
+    with _lock:
+        if not _streamed:
+            _Hooks.__enter__ = _enter_with_memory
+        _streamed.append(is_streamed)
+    is_undone = False
+
+    def undo() -> None:
+        nonlocal is_undone
+        with _lock:
+            if is_undone:
+                return
+            is_undone = True
+            _streamed.remove(is_streamed)
+            if not _streamed and _Hooks.__enter__ is _enter_with_memory:
+                _Hooks.__enter__ = _enter
+
+    return undo
+
+
+def _enter_with_memory(hooks: Any) -> None:
+    pack = hooks.pack_hook
+
+    def pack_memory(tensor: torch.Tensor) -> Any:
+        return pack(_as_memory(tensor) if isinstance(tensor, torch.nn.Parameter) else tensor)
+
+    torch._C._autograd._push_saved_tensors_default_hooks(pack_memory, hooks.unpack_hook)
+
+
+def _as_memory(parameter: torch.nn.Parameter) -> torch.Tensor:
+    if not any(is_streamed(parameter) for is_streamed in _streamed):
+        return parameter
+    return torch.Tensor._make_subclass(torch.nn.Parameter, parameter, parameter.requires_grad)
