@@ -243,3 +243,35 @@ def test_models_that_use_weights_in_unusual_places_have_the_bits_too(
             return found
 
     assert same(run(is_managed=False), run(is_managed=True))
+
+
+@pytest.mark.parametrize("inner", ["vdnn-all", "recompute-all"])
+def test_an_inner_session_saves_parameters_that_the_outer_one_streams(inner: str, mode: Mode) -> None:
+    """Those of a norm and a convolution are saved themselves."""
+
+    def run(*, is_managed: bool) -> list[torch.Tensor]:
+        with DeferredAccelerator(mode, seed=3, capacity="8MiB") as accelerator, contextlib.ExitStack() as sessions:
+            torch.manual_seed(0)
+            layers = (nn.Linear(16, 16), nn.LayerNorm(16), nn.Unflatten(1, (1, 16)), nn.Conv1d(1, 2, 3), nn.Flatten())
+            model = nn.Sequential(*layers, nn.Linear(28, 4)).to("deferred")
+            model[1].requires_grad_(False)
+            optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+            within: Any = contextlib.nullcontext()
+            if is_managed:
+                common: Any = {"device": accelerator, "min_bytes": 0}
+                outer = vdnn.offload("vdnn-all", model=model, optimizer=optimizer, parameters="all", **common)
+                sessions.enter_context(contextlib.closing(outer))
+                sessions.enter_context(outer)
+                within = sessions.enter_context(contextlib.closing(vdnn.offload(inner, **common)))
+            for step in range(3):
+                with within:
+                    loss = model(torch.sin(torch.arange(64.0).view(4, 16) + step).to("deferred")).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            found = [one.detach().cpu() for one in model.parameters()]
+            accelerator.synchronize()
+            assert accelerator.violations == []
+            return found
+
+    assert same(run(is_managed=False), run(is_managed=True))

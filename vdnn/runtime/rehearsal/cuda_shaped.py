@@ -46,7 +46,7 @@ class CudaShaped(TorchFunctionMode):
         return self.translated(func, args, kwargs or {})
 
     def translated(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the function gives on the card."""
+        """Calls the function as it runs on the card."""
         if func is functional.scaled_dot_product_attention:
             return attend(*args, **kwargs, is_ampere=self._is_ampere)
         if func in _RMS_NORMS and self._statistics is not None:

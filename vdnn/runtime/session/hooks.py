@@ -32,6 +32,7 @@ from vdnn.runtime.storage.kept import KeptTensor, pack_kept, unpack_kept, unpack
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView, full_view
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out, refuse_capture
+from vdnn.runtime.torch_internals.hooks_of_others import HooksOfASession
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.runtime.torch_internals.tensor_kinds import (
     CLASSES_WITH_DATA,
@@ -87,6 +88,10 @@ class Packer:
         self.pack_hook, self.unpack_hook = hooks_of(self._hooks, parameters)
         if self.saves.recipes is not None:
             self.saves.recipes.our_unpack = self.unpack_hook
+
+    def hooks(self) -> HooksOfASession:
+        """For a session that is entered."""
+        return HooksOfASession(self.pack_hook, self.unpack_hook, streams=self._parameters is not None)
 
     def watch_modules(self) -> Iterator[Callable[[], None]]:
         """Notes at module calls what recipes need. Yields what ends that, for the session that installs this."""

@@ -22,7 +22,6 @@ from vdnn.runtime.session.as_needed import AsNeeded, Extent
 from vdnn.runtime.session.engine import Engine, EngineOptions, choosing, engine_for
 from vdnn.runtime.session.report import session_report
 from vdnn.runtime.storage.counters import Counters, Kept
-from vdnn.runtime.torch_internals.hooks_of_others import HooksOfASession
 from vdnn.runtime.torch_internals.saved_hooks import leave_hooks, top_hooks_are
 from vdnn.runtime.training_state.gradient_passes import GradientPasses
 from vdnn.runtime.training_state.interrupts import interrupts_wait
@@ -109,7 +108,7 @@ class Session(contextlib.ContextDecorator):
         try:
             if self._as_needed is not None:
                 self._choose_extent(self._as_needed, engine)
-            hooks = HooksOfASession(engine.packer.pack_hook, engine.packer.unpack_hook)
+            hooks = engine.packer.hooks()
             hooks.__enter__()
         except BaseException:  # raised where saved-tensor hooks are disabled
             engine.uninstall(self)
@@ -281,7 +280,7 @@ class Session(contextlib.ContextDecorator):
             engine.manage_parameters()
             entry = _entries_of_thread()[-1]
             entry.hooks.__exit__()
-            hooks = HooksOfASession(engine.packer.pack_hook, engine.packer.unpack_hook)
+            hooks = engine.packer.hooks()
             hooks.__enter__()
             _entries_of_thread()[-1] = entry._replace(hooks=hooks)
             self._take_parameters(engine, parameters)

@@ -20,8 +20,17 @@ _lock = threading.Lock()
 _streamed: list[Callable[[torch.Tensor], bool]] = []  # of each who asks: is this parameter streamed?
 
 
+Pack = Callable[[torch.Tensor], Any]
+
+
 class HooksOfASession(torch.autograd.graph.saved_tensors_hooks):
-    """Hooks that get parameters themselves."""
+    """The hooks of a session. If it `streams` parameters, they get these themselves. Otherwise those that a session
+    around this one streams are others' for them, too."""
+
+    def __init__(self, pack_hook: Pack, unpack_hook: Callable[[Any], torch.Tensor], *, streams: bool) -> None:
+        super().__init__(pack_hook, unpack_hook)
+        if not streams and _streamed:
+            self.pack_hook = _with_memory(pack_hook)
 
     def __enter__(self) -> None:
         _enter(self)
@@ -49,12 +58,14 @@ def give_hooks_memory(is_streamed: Callable[[torch.Tensor], bool]) -> Callable[[
 
 
 def _enter_with_memory(hooks: Any) -> None:
-    pack = hooks.pack_hook
+    torch._C._autograd._push_saved_tensors_default_hooks(_with_memory(hooks.pack_hook), hooks.unpack_hook)
 
+
+def _with_memory(pack: Pack) -> Pack:
     def pack_memory(tensor: torch.Tensor) -> Any:
         return pack(_as_memory(tensor) if isinstance(tensor, torch.nn.Parameter) else tensor)
 
-    torch._C._autograd._push_saved_tensors_default_hooks(pack_memory, hooks.unpack_hook)
+    return pack_memory
 
 
 def _as_memory(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -146,7 +146,7 @@ class GuardedParameter(torch.nn.Parameter):
 
 
 def _as_another(parameter: torch.Tensor) -> torch.Tensor:
-    """What `torch.nn.Parameter(parameter)` makes of a parameter that is not guarded."""
+    """Makes what `torch.nn.Parameter(parameter)` makes of a parameter that is not guarded."""
     known = _guards.get(id(parameter))
     ask(parameter)
     if hasattr(known, "becomes_another"):
