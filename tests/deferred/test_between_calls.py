@@ -91,9 +91,42 @@ def perturbed_while_a_dict_is_held(model: nn.Module, earlier: list[torch.Tensor]
     model.load_state_dict({name: value.clone() for name, value in saved.items()})
 
 
+def averaged_and_set_from_the_host(model: nn.Module, earlier: list[torch.Tensor]) -> None:
+    """The average reads weights that are then written to with numbers of the host."""
+    values = [parameter.detach().cpu() * 0.9 for parameter in model.parameters()]
+    average(model, earlier)
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), values, strict=True):
+            parameter.copy_(value)
+
+
+def of_several_weights(model: nn.Module, earlier: list[torch.Tensor]) -> None:
+    """Functions of several weights, of which some are on the device by then."""
+    weights = list(model.parameters())
+    with torch.no_grad():
+        size = weights[0].norm()
+        between = (weights[0] - weights[2]).norm()
+        whole = torch.cat([one.flatten() for one in weights]).norm()
+        biases = torch.cat([weights[1], weights[3]]).sum()
+        earlier[0].add_((size + between + whole + biases) * 1e-3)
+
+
+def of_several_weights_while_one_is_held(model: nn.Module, earlier: list[torch.Tensor]) -> None:
+    """One is on the device as another one is used, whose memory of the host is held."""
+    weights = list(model.parameters())
+    with torch.no_grad():
+        weights[1].norm()  # the others leave
+        held = model.state_dict()["2.weight"]
+        size = weights[0].norm().cpu()
+        between = (weights[0] - weights[2]).norm().cpu()
+        earlier[0].add_(float((size + between) * 1e-3))
+    del held
+
+
 PROGRAMS = (
     *(average, average_of_data, average_of_detached, average_at_once, perturbed, moved_by_operators, moved_at_once),
     *(written_through_data, distance, held, saved_and_averaged, perturbed_while_a_dict_is_held),
+    *(averaged_and_set_from_the_host, of_several_weights, of_several_weights_while_one_is_held),
 )
 
 

@@ -13,7 +13,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import torch
@@ -65,8 +65,8 @@ class UseGuard(ParameterGuard, Protocol):
     def device_of(self, parameter: torch.Tensor) -> torch.device | None:
         """The device on which functions use `parameter`; None: where its data are."""
 
-    def before_call(self, func: Callable[..., Any], parameters: list[torch.Tensor]) -> bool:
-        """The function is about to run. True: the parameters were brought to their device for it."""
+    def before_call(self, func: Callable[..., Any], parameters: list[torch.Tensor], caller: CodeType) -> bool:
+        """`caller` is about to call the function. True: the parameters were brought to their device for it."""
 
     def becomes_another(self, parameter: torch.Tensor) -> None:
         """A program is about to make another parameter of the memory of `parameter`, which is no longer guarded."""
@@ -113,7 +113,9 @@ class GuardedParameter(torch.nn.Parameter):
         if not asking:
             return func(*args, **kwargs)
         parameters = list({id(one): one for one in parameters}.values())
-        brought = [one.before_call(func, parameters) for one in asking]
+        caller, brought = sys._getframe(1).f_code, []
+        for one in asking:
+            brought.append(one.before_call(func, parameters, caller))
         outcome, error = None, None
         try:
             outcome = func(*args, **kwargs)

@@ -88,6 +88,7 @@ class ModuleCalls:
             self._read_in_graph,
             self._is_held_on_host,
             self._bring_between_calls,
+            self._use_on_host,
             self._return_written,
             self._device_between_calls,
             self._becomes_another,
@@ -332,18 +333,41 @@ class ModuleCalls:
             found = [one for one in known if one is not None and _is_apart(one)]
             if any(one.is_stepped or not one.is_there() for one in found):
                 return False
-            found = [one for one in found if not one.is_in_place]
-            if not found or (not writes and any(one.is_held_on_host() for one in found)):
-                return False  # what the program holds would not see a write to the copy on the device
-            try:
-                self._streaming.use(found, _BACKWARD if in_backward() else _BETWEEN)
-            except (torch.OutOfMemoryError, MemoryError):
+            missing = [one for one in found if not one.is_in_place]
+            if not missing:
                 return False
-            for one in found:
+            # What the program holds on the host would not see a write to the copy on the device.
+            is_on_host = not writes and any(one.is_held_on_host() for one in missing)
+            try:
+                if not is_on_host:
+                    self._streaming.use(found, _BACKWARD if in_backward() else _BETWEEN)
+            except (torch.OutOfMemoryError, MemoryError):
+                is_on_host = True
+            if is_on_host:
+                for one in found:  # all of them are used there
+                    if not one.users:
+                        self._let_go(one)
+                self._settle_on_host(found)
+                return False
+            for one in missing:
                 if one.on_device is not None and not one.is_in_place:
                     one.put_in_place(one.on_device)
                     self._writes.use_begins(one)
         return True
+
+    def _use_on_host(self, tensors: list[torch.Tensor]) -> None:
+        """The program is about to use parameters where they are, between calls: those that are away on the host."""
+        if not self._calls.stack and forks.count == self._forks:
+            with self._streaming.lock, torch._C.DisableTorchFunction():
+                self._settle_on_host([self._away[id(one)] for one in tensors if id(one) in self._away])
+
+    @staticmethod
+    def _settle_on_host(used: list[AwayParameter]) -> None:
+        """Blocks until copies of their memory of the host are over, because the program may write to it from now on: a
+        function that it called before may read the copy later."""
+        for away in used:
+            if _is_apart(away) and not away.is_in_place:
+                away.copies.settle_uses(away.host)
 
     def _becomes_another(self, parameter: torch.Tensor) -> None:
         """The program makes another parameter of its memory, as a parametrization does: both stay on the device."""
@@ -491,7 +515,7 @@ class ModuleCalls:
 
     def give_all_back(self, reason: str) -> None:
         """All parameters return to the device, and nothing is fetched any longer. If one is refused, none returns."""
-        with self._streaming.lock, torch._C.DisableTorchFunction():
+        with fewer_modes(self._modes), self._streaming.lock, torch._C.DisableTorchFunction():
             held = [one for one in self._away.values() if one.is_there() and one.is_held_on_host()]
             for away in held or list(self._away.values()):
                 self._give_back(away, reason)
@@ -585,19 +609,22 @@ _COPIES = frozenset(("copy_", "cpu", "numpy"))  # names of functions that copy b
 class UsesBetweenCalls:
     """Calls `read(parameters, held)` for the parameters that a graph was made of, which moves them to the device for
     good. `held`: ids of parameters for which `is_held(parameter)` was true before. A graph may hold memory, too.
-    `bring` and `written`: see [Note: Between calls]. `device_of(parameter)` is what a program sees as its device.
-    `becomes_another(parameter)` moves a parameter to the device for good, where another one is made of its memory."""
+    `bring`, `use_on_host` and `written`: see [Note: Between calls]. `device_of(parameter)` is what a program sees as
+    its device. `becomes_another(parameter)` moves a parameter to the device for good, where another one is made of its
+    memory."""
 
     def __init__(
         self,
         read: Callable[[list[torch.Tensor], set[int]], None],
         is_held: Callable[[torch.Tensor], bool],
         bring: Callable[..., bool],
+        use_on_host: Callable[[list[torch.Tensor]], None],
         written: Callable[[list[torch.Tensor]], None],
         device_of: Callable[[torch.Tensor], torch.device | None],
         becomes_another: Callable[[torch.Tensor], None],
     ) -> None:
         self._read, self._is_held, self._bring, self._written = read, is_held, bring, written
+        self._use_on_host = use_on_host
         self.device_of, self.becomes_another = device_of, becomes_another
         self._held: set[int] = set()
         self.read: set[int] = set()  # ids of parameters that any function has read on the host, or written to
@@ -635,10 +662,12 @@ class UsesBetweenCalls:
             if torch.is_grad_enabled() and self._is_held(parameter):
                 self._held.add(id(parameter))
 
-    def before_call(self, func: Callable[..., Any], parameters: list[torch.Tensor]) -> bool:
-        is_of_host = getattr(func, "__name__", "") in _COPIES or sys._getframe(2).f_code is _SAVING
+    def before_call(self, func: Callable[..., Any], parameters: list[torch.Tensor], caller: CodeType) -> bool:
+        is_of_host = getattr(func, "__name__", "") in _COPIES or caller is _SAVING
         if not is_of_host and self._bring(parameters, writes=is_in_place(func)):
             return True
+        if is_of_host:
+            self._use_on_host(parameters)
         if not in_backward():  # recomputes read there
             self.read.update(map(id, parameters))
         return False
