@@ -860,7 +860,10 @@ def _reads_values(code: CodeType, offset: int) -> bool:
 
 
 def _instructions(code: CodeType, offset: int = 0) -> Iterator[dis.Instruction]:
-    return (one for one in dis.get_instructions(code) if one.offset >= offset and one.opname not in _IN_BETWEEN)
+    """Those from the one at `offset` on. Since Python 3.12, a frame that runs a generator may be inside of one."""
+    found = [one for one in dis.get_instructions(code) if one.opname not in _IN_BETWEEN]
+    first = max((index for index, one in enumerate(found) if one.offset <= offset), default=0)
+    return iter(found[first:])
 
 
 def _is_fact(instruction: dis.Instruction | None) -> bool:
