@@ -18,6 +18,10 @@ def shapes_of(parameters: Iterable[torch.Tensor]) -> object:
     return hash(tuple(tuple(one.shape) for one in parameters))
 
 
+def sizes_of(parameters: Iterable[torch.Tensor]) -> object:
+    return sum(one.numel() for one in parameters)
+
+
 def dtypes_of(parameters: Iterable[torch.Tensor]) -> object:
     found = set()
     for one in parameters:
@@ -41,7 +45,9 @@ def loops_of(code: CodeType) -> Iterator[tuple[CodeType, int, int]]:
             yield from loops_of(constant)
 
 
-@pytest.mark.parametrize(("function", "reads"), [(shapes_of, False), (dtypes_of, False), (sums_of, True)])
+@pytest.mark.parametrize(
+    ("function", "reads"), [(shapes_of, False), (sizes_of, False), (dtypes_of, False), (sums_of, True)]
+)
 def test_a_loop_reads_values_unless_it_asks_for_facts_alone(function: Any, *, reads: bool) -> None:
     ((code, begin, last),) = loops_of(function.__code__)
     assert _reads_values(code, begin) is reads

@@ -863,7 +863,17 @@ def _instructions(code: CodeType, offset: int = 0) -> Iterator[dis.Instruction]:
     """Those from the one at `offset` on. Since Python 3.12, a frame that runs a generator may be inside of one."""
     found = [one for one in dis.get_instructions(code) if one.opname not in _IN_BETWEEN]
     first = max((index for index, one in enumerate(found) if one.offset <= offset), default=0)
-    return iter(found[first:])
+    return (part for one in found[first:] for part in _parts(one))
+
+
+def _parts(instruction: dis.Instruction) -> Iterator[dis.Instruction]:
+    """Since Python 3.13, one instruction may store or load two variables: STORE_FAST_LOAD_FAST."""
+    first, is_both, second = instruction.opname.partition("_FAST_")
+    if is_both and isinstance(instruction.argval, tuple):
+        for opname, variable in zip((f"{first}_FAST", second), instruction.argval, strict=True):
+            yield instruction._replace(opname=opname, argval=variable)
+    else:
+        yield instruction
 
 
 def _is_fact(instruction: dis.Instruction | None) -> bool:
