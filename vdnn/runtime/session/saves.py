@@ -150,11 +150,8 @@ class Saves:
         if kept_in is None:
             refuse_graphs_around()
             module = self._modules.innermost()
-            stream, saved_in, position = (
-                transport.current_stream(),
-                None if module is None else type(module).__name__,
-                None,
-            )
+            saved_in = None if module is None else type(module).__name__
+            stream, position = transport.current_stream(), None
         else:
             stream, saved_in, position = kept_in.stream or transport.current_stream(), kept_in.module, kept_in.position
         facts = StorageFacts(

@@ -25,8 +25,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def label_of(dtype: torch.dtype, shape: Iterable[int], saved_in: str | None) -> str:
-    module = "no module" if saved_in is None else saved_in
-    return f"{str(dtype).removeprefix('torch.')} {[*shape]} saved in {module}"
+    return f"{str(dtype).removeprefix('torch.')} {[*shape]} saved in {saved_in or 'no module'}"
 
 
 class StorageFacts:

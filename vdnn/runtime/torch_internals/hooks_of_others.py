@@ -19,13 +19,12 @@ _enter: Callable[[Any], None] = _Hooks.__enter__
 _lock = threading.Lock()
 _streamed: list[Callable[[torch.Tensor], bool]] = []  # of each who asks: is this parameter streamed?
 
-
 Pack = Callable[[torch.Tensor], Any]
 
 
 class HooksOfASession(torch.autograd.graph.saved_tensors_hooks):
-    """The hooks of a session. If it `streams` parameters, they get these themselves. Otherwise those that a session
-    around this one streams are others' for them, too."""
+    """The hooks of a session. They get parameters themselves if the session `streams` some. Otherwise they get only the
+    memory of parameters that a session around it streams."""
 
     def __init__(self, pack_hook: Pack, unpack_hook: Callable[[Any], torch.Tensor], *, streams: bool) -> None:
         super().__init__(pack_hook, unpack_hook)

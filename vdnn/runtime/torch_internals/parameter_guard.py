@@ -113,9 +113,8 @@ class GuardedParameter(torch.nn.Parameter):
         if not asking:
             return func(*args, **kwargs)
         parameters = list({id(one): one for one in parameters}.values())
-        caller, brought = sys._getframe(1).f_code, []
-        for one in asking:
-            brought.append(one.before_call(func, parameters, caller))
+        caller = sys._getframe(1).f_code
+        brought = [one.before_call(func, parameters, caller) for one in asking]
         outcome, error = None, None
         try:
             outcome = func(*args, **kwargs)

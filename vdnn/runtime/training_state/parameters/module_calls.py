@@ -707,10 +707,10 @@ def _is_in_graph(outcome: object) -> bool:
 # `parameter.grad`. torch starts a new sum when the data of a parameter are put on another device. Two sums that are
 # added one after another round otherwise than one. So the data of a parameter that is used again stay on the device
 # until its gradient is there. Tied parameters are known before; others when they are used again while a graph with them
-# lives. By then the first use has a sum of its own. That changes no bit if autograd adds its gradient last. It
-# does so unless it is a sum of several, or the graph has gradients of its own (`create_graph=True`), which autograd may
-# run behind it. So until the first gradient of a parameter is there, its data stay behind a call of a
-# module that used it more than once.
+# lives. By then the first use has a sum of its own. That changes no bit if autograd adds its gradient last. It does so
+# unless it is a sum of several, or the graph has gradients of its own (`create_graph=True`), which autograd may run
+# behind it. So until the first gradient of a parameter is there, its data stay behind a call of a module that used it
+# more than once.
 
 _MARK = "vdnn"
 _LEAF = 2**64 - 1  # the sequence number of nodes at which gradients are accumulated
