@@ -101,6 +101,8 @@ class Interrupt:
         self.has_fired = False
 
     def __enter__(self) -> Interrupt:
+        # Python 3.12 traces bytecodes only if a frame wanted that when the trace function was set.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._call)
         return self
 
