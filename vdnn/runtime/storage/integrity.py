@@ -16,6 +16,7 @@ from torch.utils._mode_utils import no_dispatch
 from vdnn import _C
 from vdnn.errors import IntegrityError
 from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
 
 Tag = TypeVar("Tag")
 
@@ -39,7 +40,7 @@ class HashPairs(Generic[Tag]):
 
     def hash(self, address: int, nbytes: int, stream: _C.Stream) -> torch.Tensor:
         """Hashes `nbytes` at `address`: a tensor of one integer on the device, ordered on `stream`."""
-        with no_dispatch():  # keeps the result out of a virtual machine's memory count
+        with outside_of_transforms(), no_dispatch():  # the latter keeps it out of a virtual machine's memory count
             result = torch.empty(1, dtype=torch.int64, device=self._torch_device)
         call = _C.KernelCall(_C.Kernel.CONTENT_HASH, address, result.data_ptr(), nbytes)
         self._device.launch(call, stream)
@@ -58,7 +59,7 @@ class HashPairs(Generic[Tag]):
         has_grad_mode = torch.is_grad_enabled()
         try:  # torch.no_grad() could leave grad mode off if Ctrl-C interrupts it
             torch._C._set_grad_enabled(False)
-            with no_dispatch():
+            with outside_of_transforms(), no_dispatch():
                 differ = torch.cat([pair.before for pair in pairs]) != torch.cat([pair.after for pair in pairs])
                 wrong: list[int] = differ.nonzero().flatten().tolist()
         finally:

@@ -121,8 +121,10 @@ VALUES: list[MakesValue] = [
 ]
 
 
-def trained(value: MakesValue, parameters: str | None, manage: Manage | None = None) -> tuple[list[Tensor], str]:
-    """A training that takes a derivative in its later steps, and the session's report. One layer is frozen."""
+def trained(
+    value: MakesValue, parameters: str | None, manage: Manage | None = None, begins: int = BEGINS
+) -> tuple[list[Tensor], str]:
+    """A training that takes a derivative from this step on, and the session's report. One layer is frozen."""
     torch.manual_seed(0)
     model = Derivative()
     model.first.requires_grad_(False)
@@ -136,7 +138,7 @@ def trained(value: MakesValue, parameters: str | None, manage: Manage | None = N
             torch.manual_seed(step)
             x = torch.randn(5, 6)
             loss = model(x).square()
-            if step >= BEGINS:
+            if step >= begins:
                 found.append(value(model, x.clone()).detach().clone())
             loss.backward()
             optimizer.step()
@@ -147,13 +149,14 @@ def trained(value: MakesValue, parameters: str | None, manage: Manage | None = N
     return [*found, *(one.detach().clone() for one in model.parameters())], report
 
 
+@pytest.mark.parametrize("begins", [0, BEGINS])  # the first uses of a parameter are checked on the device
 @pytest.mark.parametrize("parameters", ["all", "frozen"])
 @pytest.mark.parametrize("value", [forward_mode, by_rows])
 def test_a_transform_without_backward_streams_parameters_as_before(
-    value: MakesValue, parameters: str, manage: Manage
+    value: MakesValue, parameters: str, begins: int, manage: Manage
 ) -> None:
-    plain, _ = trained(value, None)
-    ours, report = trained(value, parameters, manage)
+    plain, _ = trained(value, None, begins=begins)
+    ours, report = trained(value, parameters, manage, begins)
     assert len(ours) == len(plain)
     assert all(map(torch.equal, ours, plain))
     assert "stays on the device" not in report
