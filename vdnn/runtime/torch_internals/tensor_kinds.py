@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch._functorch.pyfunctorch
@@ -29,6 +29,8 @@ PLAIN_CLASSES = (*CLASSES_WITH_DATA, FakeTensor)
 # transform that this thread is in (None outside of transforms).
 num_dispatch_modes = torch._C._len_torch_dispatch_stack
 transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
+_trace_of_jit: Callable[[], object] = torch._C._get_tracing_state
+_set_trace_of_jit: Callable[[object], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
 _mode_of = torch._C._get_dispatch_mode
 _PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL
 _is_functional = torch._is_functional_tensor
@@ -62,10 +64,28 @@ def is_traced() -> bool:
     return bool(num_dispatch_modes()) and (_mode_of(_PROXY) is not None or _mode_of(_FUNCTIONAL) is not None)
 
 
+def is_jit_traced() -> bool:
+    """True while torch.jit.trace runs on this thread: what it makes reads parameters where no hook is."""
+    return _trace_of_jit() is not None
+
+
 def outside_of_transforms() -> contextlib.AbstractContextManager[object]:
-    """A context in which torch.func does not transform operations, for the runtime's own operations in a backward pass
-    inside vmap (`is_grads_batched`) or another transform."""
+    """A context in which torch.func does not transform operations and torch.jit.trace does not record them, for the
+    runtime's own operations in a backward pass inside vmap (`is_grads_batched`), another transform, or a trace."""
+    if is_jit_traced():
+        return _without_trace()
     return _UNCHANGED if transform_level() is None else _without_transforms()
+
+
+@contextlib.contextmanager
+def _without_trace() -> Iterator[None]:
+    trace = _trace_of_jit()
+    _set_trace_of_jit(None)
+    try:
+        with outside_of_transforms():
+            yield
+    finally:
+        _set_trace_of_jit(trace)
 
 
 def outside_of_inference_mode() -> contextlib.AbstractContextManager[object]:

@@ -62,6 +62,14 @@ def inferred(training: Training) -> torch.Tensor:
         return training.model(torch.ones(2, 8)).clone()  # type: ignore[no-any-return]
 
 
+def jit_traced(training: Training) -> list[Any]:
+    """What it records runs twice."""
+    given = torch.ones(2, 8)
+    with torch.no_grad():
+        made: Any = torch.jit.trace(training.model, given, check_trace=False)
+        return [made(given).clone(), made(given).clone(), [one.kind() for one in made.inlined_graph.nodes()]]
+
+
 def written(training: Training) -> None:
     with torch.no_grad():
         weight(training).mul_(2)
@@ -111,6 +119,7 @@ READS: dict[str, Callable[[Training], Any]] = {
     "inference mode": inferred,
     "another thread": in_a_thread,
     "torch.func": transformed,
+    "torch.jit.trace": jit_traced,
     "function mode": in_a_mode,
     "step hook": hook,
     "double": lambda training: list(copy.deepcopy(training.model).double().parameters()),
@@ -150,6 +159,7 @@ def stepped(training: Training, *, zeroes: bool = False) -> None:
 with_gradients = pytest.mark.parametrize("gradients", [False, True], ids=["", "gradients"])
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace(_method)?` is deprecated:DeprecationWarning")
 @with_gradients
 @pytest.mark.parametrize("read", READS)
 def test_a_read_finds_what_is_stepped(read: str, gradients: bool, manage: Manage) -> None:

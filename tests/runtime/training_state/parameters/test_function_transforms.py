@@ -1,4 +1,5 @@
-"""torch.func and make_fx inside a session that manages parameters: the bits of plain, and what stays is reported."""
+"""torch.func, make_fx and torch.jit.trace inside a session that manages parameters: bits as plain, and a report of what
+stays."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ STEPS, BEGINS = 4, 2
 MakesValue = Callable[[nn.Module, Tensor], Tensor]
 
 # Torch compiles decompositions when forward mode is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.(script|trace(_method)?)` is deprecated:DeprecationWarning")
 
 
 class Derivative(nn.Module):
@@ -89,6 +90,13 @@ def traced(model: nn.Module, x: Tensor) -> Tensor:
     return found
 
 
+def jit_traced(model: nn.Module, x: Tensor) -> Tensor:
+    """What it makes is called later, too: it holds the parameters, as a parameter of the model holds them."""
+    with torch.no_grad():
+        made: Any = torch.jit.trace(model, x, check_trace=False)
+        return torch.stack([made(x), made(2 * x)])
+
+
 def in_its_forward(model: nn.Module, x: Tensor) -> Tensor:
     model.differentiates = True  # type: ignore[assignment]
     found: Tensor = model(x)
@@ -118,6 +126,7 @@ VALUES: list[MakesValue] = [
     trained_through,
     traced,
     in_its_forward,
+    jit_traced,
 ]
 
 
@@ -171,12 +180,12 @@ def test_a_transform_over_managed_parameters_has_the_bits_of_plain(
     ours, report = trained(value, parameters, manage)
     assert len(ours) == len(plain)
     assert all(map(torch.equal, ours, plain))
-    by = "make_fx" if value is traced else "torch.func"
+    by = {traced: "make_fx", jit_traced: "torch.jit.trace"}.get(value, "torch.func")
     assert f"parameter first.weight stays on the device: {by} ran inside the session" in report
 
 
 @pytest.mark.parametrize("parameters", ["all", "frozen"])
-@pytest.mark.parametrize("value", [of_the_input, traced])
+@pytest.mark.parametrize("value", [of_the_input, traced, jit_traced])
 def test_a_transform_is_refused_while_the_program_holds_memory_that_would_see_no_later_step(
     value: MakesValue, parameters: str, manage: Manage
 ) -> None:

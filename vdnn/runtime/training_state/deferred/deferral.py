@@ -25,7 +25,7 @@ from vdnn.runtime.torch_internals.gradient_reads import holder_of, native_gradie
 from vdnn.runtime.torch_internals.memory_holders import gradient_is_held, memory_is_held
 from vdnn.runtime.torch_internals.optimizer_reads import watch_state
 from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer
-from vdnn.runtime.torch_internals.tensor_kinds import transform_level
+from vdnn.runtime.torch_internals.tensor_kinds import is_jit_traced, outside_of_transforms, transform_level
 from vdnn.runtime.torch_internals.tensor_swaps import watch_swaps
 from vdnn.runtime.torch_internals.zero_grads import watch_zero_grads
 from vdnn.runtime.training_state.away_gradients import AwayGradients, gradient_anywhere
@@ -308,7 +308,8 @@ class Deferral:
         """Inside, this thread reads what waits."""
         self._is_busy = True
         try:
-            yield
+            with outside_of_transforms():
+                yield
         finally:
             self._is_busy = False
 
@@ -404,7 +405,9 @@ class ModuleCallOrder:
         if len(self._now) < len(self._watched):
             for one in parameters:
                 self._now.setdefault(id(one), len(self._now))
-        self._before(list(self._watched.values()) if transform_level() is not None else parameters)
+        if transform_level() is not None or is_jit_traced():
+            parameters = list(self._watched.values())
+        self._before(parameters)
 
     def _leave_module(self, module: torch.nn.Module, args: object, output: object) -> None:
         if self._outermost.module is module and not torch.compiler.is_compiling():

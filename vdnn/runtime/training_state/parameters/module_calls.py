@@ -26,7 +26,7 @@ from vdnn.runtime.torch_internals.hooks_of_others import give_hooks_memory
 from vdnn.runtime.torch_internals.parameter_access import watch_parameters_of
 from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer, is_guarded, is_in_place
 from vdnn.runtime.torch_internals.saved_modes import fewer_modes
-from vdnn.runtime.torch_internals.tensor_kinds import num_dispatch_modes, outside_of_transforms
+from vdnn.runtime.torch_internals.tensor_kinds import is_jit_traced, num_dispatch_modes, outside_of_transforms
 from vdnn.runtime.torch_internals.tensor_swaps import watch_swaps
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, is_held
 from vdnn.runtime.training_state.parameters.streaming import Streaming
@@ -169,6 +169,8 @@ class ModuleCalls:
             self.uses.release_dead()
             self._streaming.begin()
             self._writes.call_begins()
+        if is_jit_traced():
+            self.give_all_back("torch.jit.trace ran inside the session: what it makes holds parameters itself")
         self._between.end()  # also in a backward, for the modules of a checkpoint
         self._running += 1
         called = self._called.get(module, 0)
@@ -515,7 +517,8 @@ class ModuleCalls:
 
     def give_all_back(self, reason: str) -> None:
         """All parameters return to the device, and nothing is fetched any longer. If one is refused, none returns."""
-        with fewer_modes(self._modes), self._streaming.lock, torch._C.DisableTorchFunction():
+        no_function_modes = torch._C.DisableTorchFunction()
+        with fewer_modes(self._modes), outside_of_transforms(), self._streaming.lock, no_function_modes:
             held = [one for one in self._away.values() if one.is_there() and one.is_held_on_host()]
             for away in held or list(self._away.values()):
                 self._give_back(away, reason)
