@@ -181,6 +181,25 @@ def test_functions_on_a_thread_that_did_not_enter_are_said_at_the_exit(pool: Thr
             optimizer.step()
 
 
+@pytest.mark.parametrize("is_whole", [False, True], ids=["activations", "whole training"])
+def test_a_budget_around_gradients_without_hooks_is_said(is_whole: bool) -> None:
+    """torch.func bypasses hooks, so no step can be held within its budget."""
+    machine = VirtualMachine("h100", fake=False)
+    with machine:
+        training = Training()
+        managed = {"model": training.model, "optimizer": training.optimizer} if is_whole else {}
+        with _said_once(NOTHING), offload(device=machine, min_bytes=0, budget="100KiB", **managed):  # type: ignore[arg-type]
+            for _ in range(2):
+                parameters = {name: one.detach() for name, one in training.model.named_parameters()}
+
+                def loss(given: Any) -> torch.Tensor:
+                    return torch.func.functional_call(training.model, given, torch.ones(64, 32)).square().mean()  # type: ignore[no-any-return]
+
+                for name, gradient in torch.func.grad(loss)(parameters).items():
+                    training.model.get_parameter(name).grad = gradient
+                training.update()
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("options", [{"optimizer": True}, {"policy": "keep"}], ids=["state", "keep"])
 def test_a_session_for_the_state_alone_is_nothing_to_say(options: dict[str, Any]) -> None:

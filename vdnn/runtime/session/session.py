@@ -154,7 +154,8 @@ class Session(contextlib.ContextDecorator):
         elif is_whole:
             engine.left()
             self._warn_if_nothing_was_offloaded(engine)
-            if not self.counters.saves and not self._manages_state and self.policy.name != "keep":
+            wants_saves = self._as_needed is not None or not self._manages_state  # training state alone needs none
+            if not self.counters.saves and wants_saves and self.policy.name != "keep":
                 engine.unseen.nothing_was_saved(engine.optimizer_steps - steps_before)
             engine.compare_hashes()
         if entered:
