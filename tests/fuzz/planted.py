@@ -32,8 +32,9 @@ from vdnn.runtime.training_state.away_gradients import AwayGradients
 from vdnn.runtime.training_state.homes import device_of
 from vdnn.runtime.training_state.parameters import managed_parameters
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
-from vdnn.runtime.training_state.parameters.module_calls import ModuleCalls, UsesBetweenCalls
+from vdnn.runtime.training_state.parameters.module_calls import ModuleCalls
 from vdnn.runtime.training_state.parameters.streaming import Streaming
+from vdnn.runtime.training_state.parameters.uses_between_calls import UsesBetweenCalls
 from vdnn.runtime.training_state.parameters.writes import Writes
 
 Plant = Callable[[pytest.MonkeyPatch], None]

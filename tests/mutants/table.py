@@ -254,7 +254,7 @@ MUTANTS = [
     ),
     *_of(
         "deferred/test_gradients_of_moved_parameters.py",
-        ("runtime/training_state/parameters/module_calls.py", "            if times > 1:", "            if times > 9:"),
+        ("runtime/training_state/parameters/graph_uses.py", "            if times > 1:", "            if times > 9:"),
         (
             "runtime/torch_internals/backward_inputs.py",
             "return functools.reduce(operator.add, there)",

@@ -15,7 +15,7 @@ from tests.runtime.unusual.small_networks import smooth, steps_on
 pytestmark = [
     pytest.mark.slow,
     # Torch compiles decompositions when forward mode is first used, and traces what it linearizes.
-    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning"),
 ]
 

@@ -19,7 +19,7 @@ _Parameters = dict[str, torch.Tensor]
 # Torch compiles decompositions when forward mode is first used.
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
 ]
 
 

@@ -16,7 +16,7 @@ from tests.runtime.unusual.small_networks import smooth, steps_on
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
 ]
 
 

@@ -41,7 +41,7 @@ FLOAT32 = _names(
     "soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm "
     "logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d "
     "upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa "
-    "upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa"
+    "upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa linalg_matrix_sqrth"
 )
 # The result is float32 unless the call names a dtype. The input stays as it is.
 FLOAT32_RESULT = _names(

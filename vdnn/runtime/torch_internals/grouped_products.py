@@ -2,7 +2,8 @@
 
 Torch's rule for their geometry asks for bfloat16. Its kernels, on the CPU and on CUDA, take float32 and float16 too: by
 one product for each group ("Expected mat_a to be Float32, BFloat16 or Float16 matrix", aten/src/ATen/native/
-GroupedMMUtils.h). Mixtures of experts of transformers call it in the dtype of their weights.
+GroupedMMUtils.h). Mixtures of experts of transformers call it in the dtype of their weights. Since torch 2.15 the rule
+lets two dtypes pass, which the kernels refuse.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def grouped_products_of_all_dtypes() -> Iterator[None]:
 
     def of_all_dtypes(left: torch.Tensor, right: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         is_scaled = (args and args[0] is not None) or options.get("scale_a") is not None
-        if is_scaled or left.dtype not in _BY_GROUP or right.dtype is not left.dtype:
+        if not is_scaled and right.dtype is not left.dtype:
+            raise RuntimeError(f"Expected mat_a and mat_b to have the same dtype, got {left.dtype} and {right.dtype}")
+        if is_scaled or left.dtype not in _BY_GROUP:
             return rule(left, right, *args, **options)  # type: ignore[no-any-return]
         return result_of(left, right, options.get("offs"), options.get("out_dtype"))  # type: ignore[no-any-return]
 

@@ -63,7 +63,7 @@ def inferred(training: Training) -> torch.Tensor:
 
 
 def jit_traced(training: Training) -> list[Any]:
-    """What it records runs twice."""
+    """Calls the traced model twice, in case the trace has the step in it."""
     given = torch.ones(2, 8)
     with torch.no_grad():
         made: Any = torch.jit.trace(training.model, given, check_trace=False)
@@ -159,7 +159,7 @@ def stepped(training: Training, *, zeroes: bool = False) -> None:
 with_gradients = pytest.mark.parametrize("gradients", [False, True], ids=["", "gradients"])
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace(_method)?` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace(_method)?` is deprecated")
 @with_gradients
 @pytest.mark.parametrize("read", READS)
 def test_a_read_finds_what_is_stepped(read: str, gradients: bool, manage: Manage) -> None:

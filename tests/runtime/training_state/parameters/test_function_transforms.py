@@ -20,7 +20,7 @@ STEPS, BEGINS = 4, 2
 MakesValue = Callable[[nn.Module, Tensor], Tensor]
 
 # Torch compiles decompositions when forward mode is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.(script|trace(_method)?)` is deprecated:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.(script|trace(_method)?)` is deprecated")
 
 
 class Derivative(nn.Module):
@@ -91,7 +91,7 @@ def traced(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def jit_traced(model: nn.Module, x: Tensor) -> Tensor:
-    """What it makes is called later, too: it holds the parameters, as a parameter of the model holds them."""
+    """Calls the traced model twice."""
     with torch.no_grad():
         made: Any = torch.jit.trace(model, x, check_trace=False)
         return torch.stack([made(x), made(2 * x)])

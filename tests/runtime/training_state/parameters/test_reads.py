@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from vdnn.runtime.training_state.parameters.module_calls import _reads_values
+from vdnn.runtime.training_state.parameters.value_reads import _reads_values
 
 
 def shapes_of(parameters: Iterable[torch.Tensor]) -> object:

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import dis
 import functools
-import sys
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
 
 from vdnn.errors import VdnnError
-from vdnn.runtime.torch_internals import forks, parameter_access
-from vdnn.runtime.torch_internals.backward_ends import graph_task, in_backward
+from vdnn.runtime.torch_internals import forks
+from vdnn.runtime.torch_internals.backward_ends import in_backward
 from vdnn.runtime.torch_internals.backward_inputs import find_inputs
 from vdnn.runtime.torch_internals.data_reads import native_data, watch_data, watch_data_no_longer
 from vdnn.runtime.torch_internals.hooks_of_others import give_hooks_memory
 from vdnn.runtime.torch_internals.parameter_access import watch_parameters_of
-from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer, is_guarded, is_in_place
 from vdnn.runtime.torch_internals.saved_modes import fewer_modes
 from vdnn.runtime.torch_internals.tensor_kinds import is_jit_traced, num_dispatch_modes, outside_of_transforms
 from vdnn.runtime.torch_internals.tensor_swaps import watch_swaps
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, is_held
+from vdnn.runtime.training_state.parameters.graph_uses import GraphUses, next_sequence_number
 from vdnn.runtime.training_state.parameters.streaming import Streaming
+from vdnn.runtime.training_state.parameters.uses_between_calls import UsesBetweenCalls
+from vdnn.runtime.training_state.parameters.value_reads import reads_values
 from vdnn.runtime.training_state.parameters.writes import UnsafeWrite, Use, Writes
 from vdnn.user_warnings import line_of_user
 
@@ -313,7 +310,7 @@ class ModuleCalls:
                 if away.is_there() and not away.is_held_on_host():
                     self._give_back(away, "its gradient has a graph, by backward(create_graph=True)")
 
-    # Between calls, see [Note: Between calls].
+    # Between calls, see [Note: Between calls] in uses_between_calls.py.
 
     def _watch_between_calls(self, *, is_new: bool) -> None:
         """`is_new`: the model was not called before, or once."""
@@ -396,7 +393,7 @@ class ModuleCalls:
             if not wanted:
                 return
             if not call.used:
-                call.began_at = _next_sequence_number()
+                call.began_at = next_sequence_number()
             with self._streaming.lock:
                 if not all(one.stays for one in wanted):
                     self._streaming.use(wanted, self._phase())
@@ -589,314 +586,6 @@ def _parameters_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
 def _is_apart(away: AwayParameter) -> bool:
     """True if tensors of its device and of the host do not mix in an operation."""
     return away.home is not None and away.home.type != "cpu"
-
-
-# Notices what the program does with parameters between calls of modules.
-#
-# [Note: Between calls] Parameters that are away are on the host between calls, where operations cannot mix them with
-# tensors of their device: averages of weights that are on the device, perturbations, distances to earlier weights. So
-# a parameter is guarded there (parameter_guard), and comes to the device for each function that gets it, and for a read
-# of `.data`. It leaves with the next use of another one, or at once if it was written to, unless the program holds what
-# it got. state_dict(), copies and pickles are made of the host's. Where the program holds memory of the host, or the
-# device has no room, parameters are used on the host. No function mode is active, and none is guarded while a module
-# runs.
-#
-# Where the device is the CPU itself, nothing has to move, and trained parameters are guarded only in the first calls of
-# a model, for reads with a gradient, such as a penalty on a norm. They make a graph of the host copy, whose gradient
-# would be the CPU's, so the parameter stays on the device from then on.
-
-_SAVING = torch.nn.Module._save_to_state_dict.__code__
-_COPIES = frozenset(("copy_", "cpu", "numpy"))  # names of functions that copy between devices
-
-
-class UsesBetweenCalls:
-    """Calls `read(parameters, held)` for the parameters that a graph was made of, which moves them to the device for
-    good. `held`: ids of parameters for which `is_held(parameter)` was true before. A graph may hold memory, too.
-    `bring`, `use_on_host` and `written`: see [Note: Between calls]. `device_of(parameter)` is what a program sees as
-    its device. `becomes_another(parameter)` moves a parameter to the device for good, where another one is made of its
-    memory."""
-
-    def __init__(
-        self,
-        read: Callable[[list[torch.Tensor], set[int]], None],
-        is_held: Callable[[torch.Tensor], bool],
-        bring: Callable[..., bool],
-        use_on_host: Callable[[list[torch.Tensor]], None],
-        written: Callable[[list[torch.Tensor]], None],
-        device_of: Callable[[torch.Tensor], torch.device | None],
-        becomes_another: Callable[[torch.Tensor], None],
-    ) -> None:
-        self._read, self._is_held, self._bring, self._written = read, is_held, bring, written
-        self._use_on_host = use_on_host
-        self.device_of, self.becomes_another = device_of, becomes_another
-        self._held: set[int] = set()
-        self.read: set[int] = set()  # ids of parameters that any function has read on the host, or written to
-        self._watched: dict[int, torch.nn.Parameter] = {}
-
-    def begin(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """No module runs from now on."""
-        for one in parameters:
-            if type(one) is torch.nn.Parameter:
-                self._watched[id(one)] = one
-                guard(one, self)
-
-    def step_ended(self) -> None:
-        """An optimizer has stepped, which no longer reads parameters."""
-        for one in self._watched.values():
-            if type(one) is torch.nn.Parameter:
-                guard(one, self)
-
-    def end(self) -> None:
-        """A module runs from now on."""
-        watched, self._watched = self._watched, {}
-        for one in watched.values():
-            guard_no_longer(one)
-
-    def forget(self, parameter: torch.Tensor) -> None:
-        """The session no longer manages this one. If it stayed guarded, the next function that reads it would find that
-        it has to move, and would be called twice."""
-        self._watched.pop(id(parameter), None)
-        guard_no_longer(parameter)
-
-    def before_use(self, parameter: torch.Tensor) -> None:
-        guard_no_longer(parameter)
-        with torch._C.DisableTorchFunction():
-            self._held.discard(id(parameter))
-            if torch.is_grad_enabled() and self._is_held(parameter):
-                self._held.add(id(parameter))
-
-    def before_call(self, func: Callable[..., Any], parameters: list[torch.Tensor], caller: CodeType) -> bool:
-        is_of_host = getattr(func, "__name__", "") in _COPIES or caller is _SAVING
-        if not is_of_host and self._bring(parameters, writes=is_in_place(func)):
-            return True
-        if is_of_host:
-            self._use_on_host(parameters)
-        if not in_backward():  # recomputes read there
-            self.read.update(map(id, parameters))
-        return False
-
-    def after_use(
-        self, parameters: list[torch.Tensor], outcome: Any, error: Exception | None, *, writes: bool, brought: bool
-    ) -> bool:
-        """A function was called with `parameters`. True: it has to be called again, now that they are on the device."""
-        known = [one for one in parameters if id(one) in self._watched]
-        fails_on_host = error is not None and not brought
-        if not writes and torch.is_grad_enabled() and (fails_on_host or _is_in_graph(outcome)):
-            trained = [one for one in known if one.requires_grad]
-            for one in trained:
-                del self._watched[id(one)]
-            self._read(trained, self._held)
-            known = [one for one in known if id(one) in self._watched]
-            again = bool(trained) and not brought
-        else:
-            again = False
-        for one in known:
-            if not is_guarded(one):
-                guard(self._watched[id(one)], self)
-        if writes and brought:
-            self._written(known)
-        return again
-
-
-def _is_in_graph(outcome: object) -> bool:
-    if isinstance(outcome, torch.Tensor):
-        return outcome.grad_fn is not None
-    return isinstance(outcome, (list, tuple)) and any(map(_is_in_graph, outcome))
-
-
-# Keeps a parameter on the device from its first use to its gradient, if a graph uses it more than once.
-#
-# [Note: One accumulator] autograd sums the gradients of all uses of a parameter in one graph, and adds the sum to
-# `parameter.grad`. torch starts a new sum when the data of a parameter are put on another device. Two sums that are
-# added one after another round otherwise than one. So the data of a parameter that is used again stay on the device
-# until its gradient is there. Tied parameters are known before; others when they are used again while a graph with them
-# lives. By then the first use has a sum of its own. That changes no bit if autograd adds its gradient last. It does so
-# unless it is a sum of several, or the graph has gradients of its own (`create_graph=True`), which autograd may run
-# behind it. So until the first gradient of a parameter is there, its data stay behind a call of a module that used it
-# more than once.
-
-_MARK = "vdnn"
-_LEAF = 2**64 - 1  # the sequence number of nodes at which gradients are accumulated
-_next_sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
-
-
-class _Mark:
-    """Lives as long as the node of a graph that has it."""
-
-    __slots__ = ("__weakref__",)
-
-
-class GraphUses:
-    """`let_go(parameter)` is called when no graph holds it any longer."""
-
-    def __init__(self, let_go: Callable[[AwayParameter], object]) -> None:
-        self._let_go = let_go
-        self._held: list[AwayParameter] = []
-        self.found: set[str] = set()  # names of parameters that were used again
-
-    def used(self, away: AwayParameter) -> object:
-        """A module is about to use `away`, whose data are on the device. Returns an object to keep until the use."""
-        parameter = away.parameter
-        if not (parameter.requires_grad and torch.is_grad_enabled()):
-            return None
-        task = graph_task()
-        if not away.is_shared and any(one == task and mark() is not None for one, mark in away.accumulators):
-            away.is_shared = True
-            self.found.add(away.name)
-        if away.is_shared and not away.is_held:
-            self._hold(away)
-        with outside_of_transforms():  # inside of them, the parameter's view has no grad_fn
-            node = torch.autograd.graph.get_gradient_edge(parameter).node
-        known: dict[str, object] = node.metadata  # type: ignore[assignment]  # a property, which torch says is a method
-        if _MARK not in known:
-            mark = _Mark()
-            known[_MARK] = mark
-            away.accumulators = [pair for pair in away.accumulators if pair[1]() is not None]
-            away.accumulators.append((task, weakref.ref(mark)))
-        return node
-
-    def call_ends(self, used: list[AwayParameter], nodes: list[object], began_at: int, output: object) -> None:
-        """A call of a module that used these parameters ends. Their gradients arrive at `nodes`. Holds the parameters
-        that it used more than once, unless it is known by now whether graphs use them again."""
-        unknown = {
-            node: away
-            for away, node in zip(used, nodes, strict=True)
-            if node is not None and not (away.is_shared or away.is_held or away.is_summed)
-        }
-        if not unknown or output is None:
-            return
-        for node, times in _edges_to(unknown.keys(), output, began_at).items():
-            if times > 1:
-                self._hold(unknown[node])
-
-    def _hold(self, away: AwayParameter) -> None:
-        away.is_held = True
-        away.users += 1
-        self._held.append(away)
-
-    def accumulated(self, away: AwayParameter) -> None:
-        """The gradient of `away` was accumulated, or a part of it if torch began another sum, because the second use
-        was not known."""
-        away.is_summed = True
-        away.in_parts = sum(mark() is not None for _, mark in away.accumulators) > 1
-        away.accumulators.clear()
-        self._release(away)
-
-    @property
-    def holds_some(self) -> bool:
-        return bool(self._held)
-
-    def release_dead(self) -> None:
-        """Releases what graphs held that no longer exist."""
-        for away in list(self._held):
-            if all(mark() is None for _, mark in away.accumulators):
-                self._release(away)
-
-    def forget(self, away: AwayParameter) -> bool:
-        """No graph holds `away` any longer, whatever uses it. Returns True if one did."""
-        was_held, away.is_held = away.is_held, False
-        if was_held:
-            away.users = max(0, away.users - 1)
-            self._held.remove(away)
-        return was_held
-
-    def _release(self, away: AwayParameter) -> None:
-        if self.forget(away) and not away.users:
-            self._let_go(away)
-
-
-def _edges_to(nodes: Collection[object], output: object, began_at: int) -> Counter[object]:
-    """How many edges of the graph of `output` lead to each of the nodes. Looks only at nodes that were made since
-    `began_at`."""
-    found: Counter[object] = Counter()
-    waiting = [one.grad_fn for one in tree_leaves(output) if isinstance(one, torch.Tensor) and one.grad_fn is not None]
-    seen = set(waiting)
-    while waiting:
-        for node, _ in waiting.pop().next_functions:
-            if node in nodes:
-                found[node] += 1
-            elif node is not None and node not in seen and began_at <= node._sequence_nr() < _LEAF:
-                seen.add(node)
-                waiting.append(node)
-    return found
-
-
-# Tells whether a program that takes a parameter reads its values, from the instruction that follows.
-#
-# A parameter that is taken outside of its module comes to the device, for as long as the module that takes it runs.
-# Many programs take one for its dtype or its shape alone (`x.to(self.head.weight.dtype)`); those need no copy. Bytecode
-# that is not understood counts as a read.
-
-# Attributes and methods that need no values, and are the same on every device.
-_FACTS = frozenset(
-    (
-        *("shape", "dtype", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "_version", "itemsize"),
-        *("is_quantized", "is_nested", "is_sparse", "_base", "nbytes", "size", "dim", "stride", "numel", "nelement"),
-        *("element_size", "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "requires_grad_"),
-        *("ndimension", "_backward_hooks", "_post_accumulate_grad_hooks", "__class__"),
-    )
-)
-_IN_BETWEEN_FILES = (parameter_access.__file__, torch.nn.modules.module.__file__)
-_IN_BETWEEN = frozenset(("CACHE", "NOP", "EXTENDED_ARG"))
-
-
-def reads_values(depth: int = 1) -> bool:
-    """False if the program takes facts only. `depth`: the depth of the frame of the parameter dict's method that it
-    called."""
-    frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and frame.f_code.co_filename in _IN_BETWEEN_FILES:
-        frame = frame.f_back
-    return frame is None or _reads_values(frame.f_code, frame.f_lasti)
-
-
-@functools.lru_cache(maxsize=4096)
-def _reads_values(code: CodeType, offset: int) -> bool:
-    following = _instructions(code, offset)
-    next(following, None)
-    after = next(following, None)
-    if after is None:
-        return True
-    if _is_variable(after, "STORE"):  # `for parameter in ...`
-        uses = [*_after_loads(code, str(after.argval))]
-        return not uses or not all(map(_is_fact, uses))
-    return not _is_fact(after)
-
-
-def _instructions(code: CodeType, offset: int = 0) -> Iterator[dis.Instruction]:
-    """Those from the one at `offset` on. Since Python 3.12, a frame that runs a generator may be inside of one."""
-    found = [one for one in dis.get_instructions(code) if one.opname not in _IN_BETWEEN]
-    first = max((index for index, one in enumerate(found) if one.offset <= offset), default=0)
-    return (part for one in found[first:] for part in _parts(one))
-
-
-def _parts(instruction: dis.Instruction) -> Iterator[dis.Instruction]:
-    """Since Python 3.13, one instruction may store or load two variables: STORE_FAST_LOAD_FAST."""
-    first, is_both, second = instruction.opname.partition("_FAST_")
-    if is_both and isinstance(instruction.argval, tuple):
-        for opname, variable in zip((f"{first}_FAST", second), instruction.argval, strict=True):
-            yield instruction._replace(opname=opname, argval=variable)
-    else:
-        yield instruction
-
-
-def _is_fact(instruction: dis.Instruction | None) -> bool:
-    is_access = instruction is not None and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
-    return is_access and instruction is not None and instruction.argval in _FACTS
-
-
-def _is_variable(instruction: dis.Instruction, kind: str) -> bool:
-    return instruction.opname in (f"{kind}_FAST", f"{kind}_NAME", f"{kind}_DEREF")
-
-
-def _after_loads(code: CodeType, name: str) -> Iterator[dis.Instruction | None]:
-    """The instruction behind each one that loads the variable; None behind others that have to do with it."""
-    before: dis.Instruction | None = None
-    for one in _instructions(code):
-        if before is not None and before.argval == name and not before.opname.startswith("STORE"):
-            yield one if before.opname.startswith("LOAD_FAST") or _is_variable(before, "LOAD") else None
-        elif before is not None and isinstance(before.argval, tuple) and name in before.argval:
-            yield None
-        before = one
 
 
 def _some(names: Iterable[str], said: str | Callable[[str], str]) -> list[str]:
