@@ -17,9 +17,10 @@ import torch
 
 from vdnn._C import KeptSave, LightSave
 from vdnn.errors import OperandModifiedError, VdnnError
-from vdnn.runtime.recompute.given import Constant, Given, Leaf, Unpack
+from vdnn.runtime.recompute.given import Constant, Given, Leaf, Unpack, has_memory
 from vdnn.runtime.recompute.layouts import UnknownLayoutError, has_original_strides, may_change_strides, reads_layout
 from vdnn.runtime.recompute.operation import Call, Operation, Step
+from vdnn.runtime.storage.kept import KeptTensor
 from vdnn.runtime.storage.packed_view import PackedView
 
 Fetch = Callable[[Sequence[Given], Unpack, str], list[Any]]  # the given values, the unpack hook, the name of the recipe
@@ -68,7 +69,12 @@ def _compiled_fetch(kinds: tuple[type, ...]) -> Fetch:
     for name, kind in zip(names, kinds, strict=True):
         lines += _fetching(name, kind)
     lines.append(f"return [{', '.join(names)}]")
-    constants = {"VIEW": PackedView, "IN_MEMORY": _leaf_in_memory, "MODIFIED": _modified}
+    constants = {
+        "VIEW": PackedView,
+        "LEAF_IN_MEMORY": _leaf_in_memory,
+        "SAVE_IN_MEMORY": _save_in_memory,
+        "MODIFIED": _modified,
+    }
     made: Fetch = _compile("fetch", "given, unpack, name", lines, constants)
     return made
 
@@ -87,7 +93,7 @@ def _fetching(name: str, kind: type) -> list[str]:
             f"    {name} = unpack({name})",
         ]
     modified = f"if {name}[0]._version != {name}[1]: MODIFIED({name}[0], {name}[1], name)"
-    return [modified, f"{name} = IN_MEMORY({name}, name)" if issubclass(kind, Leaf) else f"{name} = {name}[0]"]
+    return [modified, f"{name} = {'LEAF' if issubclass(kind, Leaf) else 'SAVE'}_IN_MEMORY({name}, name)"]
 
 
 def _modified(tensor: torch.Tensor, version: int, name: str) -> NoReturn:
@@ -99,14 +105,25 @@ def _modified(tensor: torch.Tensor, version: int, name: str) -> NoReturn:
 
 def _leaf_in_memory(leaf: Leaf, name: str) -> torch.Tensor:
     tensor = leaf.tensor
-    storage = tensor.untyped_storage()
-    if storage._cdata != leaf.storage or storage.nbytes() < tensor.nbytes:
-        raise VdnnError(
-            f"cannot recompute a tensor by {name}: the parameter of shape {tuple(tensor.shape)} that it reads has "
-            "other memory than in the forward pass, or none (as in sharded training). Run "
-            "vdnn.offload(recompute=False)."
-        )
+    if tensor.untyped_storage()._cdata != leaf.storage or not has_memory(tensor):
+        _missing(tensor, name)
     return tensor
+
+
+def _save_in_memory(save: KeptTensor, name: str) -> torch.Tensor:
+    """A weight may be a save as well."""
+    tensor = save[0]
+    if not has_memory(tensor):
+        _missing(tensor, name)
+    return tensor
+
+
+def _missing(tensor: torch.Tensor, name: str) -> NoReturn:
+    raise VdnnError(
+        f"cannot recompute a tensor by {name}: the parameter of shape {tuple(tensor.shape)} that it reads has "
+        "other memory than in the forward pass, or none (as in sharded training). Run "
+        "vdnn.offload(recompute=False)."
+    )
 
 
 # Running.

@@ -38,6 +38,11 @@ def tensor_read(given: KeptSave | KeptTensor | Leaf) -> tuple[torch.Tensor, int]
     return (given.tensor, given.version) if isinstance(given, KeptSave) else (given[0], given[1])
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """False for a parameter whose memory is freed between its uses, as by FSDP2. Reading it ends the process."""
+    return bool(tensor.untyped_storage().nbytes()) or not tensor.nbytes
+
+
 def geometry_of(given: PackedView | KeptSave | LightSave | KeptTensor | Leaf) -> Geometry:
     if isinstance(given, (PackedView, LightSave)):
         return given.geometry

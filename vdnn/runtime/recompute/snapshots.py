@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from vdnn.runtime.recompute.given import Constant, Given, Leaf
+from vdnn.runtime.recompute.given import Constant, Given, Leaf, has_memory
 from vdnn.runtime.recompute.recipe import Recipe
 from vdnn.runtime.storage.kept import KeptTensor
 
@@ -44,8 +44,8 @@ class Snapshots:
 
     def _copied(self, given: KeptTensor | Leaf) -> Given:
         tensor, version = given[0], given[1]
-        if tensor._version != version:
-            return given  # the recompute raises OperandModifiedError
+        if tensor._version != version or not has_memory(tensor):
+            return given  # the recompute raises an error, unless the memory is back by then
         key = id(tensor)
         known = self._known.get(key)
         if known is not None and known.original() is tensor and known.version == version:
