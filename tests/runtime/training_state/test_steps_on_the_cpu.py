@@ -115,6 +115,28 @@ def test_a_fused_step_divides_gradients_by_the_scale_as_on_the_device(manage: Ma
     assert same(plain, gradients(lambda managed: manage(managed, optimizer_on="cpu")))
 
 
+def test_gradients_are_divided_by_the_scale_where_no_fused_kernel_runs(manage: Manage) -> None:
+    """The step of a fused SGD in half precision is not fused on the CPU. It is skipped where a gradient is infinite."""
+
+    def trained(inside: Any, *, fused: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).bfloat16()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+        scaler, found = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=2), list[Any]()
+        with inside(optimizer):
+            for step in range(6):
+                loss = model(torch.randn(4, 8, dtype=torch.bfloat16)).float().square().mean()
+                scaler.scale(loss * (float("inf") if step == 3 else 1)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                found += [loss.detach(), *(one.detach().clone() for one in model.parameters())]
+                optimizer.zero_grad()
+        return found
+
+    expected = trained(lambda _: contextlib.nullcontext(), fused=False)
+    assert same(expected, trained(lambda managed: manage(managed, optimizer_on="cpu"), fused=True))
+
+
 # What crosses the link, and where the state is.
 
 
