@@ -75,6 +75,12 @@ def words(batch: int) -> tuple[nn.Module, torch.Tensor, object]:
     return Words(), torch.randn(batch, WIDTH), lambda logits: functional.cross_entropy(logits.view(-1, CLASSES), target)
 
 
+has_chunked_loss = pytest.mark.skipif(
+    not hasattr(nn, "LinearCrossEntropyLoss"), reason="this torch has no LinearCrossEntropyLoss"
+)
+
+
+@has_chunked_loss
 def test_logits_that_are_the_peak_lead_to_torchs_loss_in_chunks() -> None:
     evidence = Evidence(WorkloadTraining(words, ROWS, name="words", optimizer="sgd"), CARD)
     assert evidence.base.logits_bytes == 4 * ROWS * CLASSES
@@ -89,16 +95,16 @@ def test_logits_that_are_the_peak_lead_to_torchs_loss_in_chunks() -> None:
     assert f"LinearCrossEntropyLoss({WIDTH}, {CLASSES}" in advice.action
 
 
+@has_chunked_loss
 def test_a_loss_without_a_large_vocabulary_stays() -> None:
     evidence = evidence_of(training_of(perceptron()))
     assert found(Kind.CHUNKED_LOSS, evidence) == []
 
 
+@has_chunked_loss
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_loss_in_chunks_computes_the_gradients_of_cross_entropy(dtype: torch.dtype) -> None:
     """The advised line, on real tensors: its loss and gradients are those of the linear and cross_entropy."""
-    if not hasattr(nn, "LinearCrossEntropyLoss"):
-        pytest.skip("this torch has no LinearCrossEntropyLoss")
     options = nn.LinearCrossEntropyOptions(batch_chunk_size=8, chunking_method=None)
     head = nn.LinearCrossEntropyLoss(16, 64, dtype=dtype, options=options)
     hidden = torch.randn(32, 16, dtype=dtype, requires_grad=True)

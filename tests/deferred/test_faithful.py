@@ -47,6 +47,8 @@ RECURRENT: dict[str, tuple[Callable[[], nn.Module], int]] = {
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers_are_those_of_the_cpu(name: str) -> None:
     make, dimensions = RECURRENT[name]
+    if name == "lstm without biases" and torch.__version__ < "2.13":
+        pytest.skip("this torch says wrong shapes for its gradients")
     model = make()
     x = torch.randn(*(4, 2, 6)[3 - dimensions :], dtype=next(model.parameters()).dtype)
 
@@ -87,7 +89,8 @@ def operations_with(key: str) -> set[str]:
 
 
 def test_autocast_has_rules_for_what_it_has_on_the_cpu() -> None:
-    ours, of_the_cpu = operations_with("AutocastPrivateUse1"), operations_with("AutocastCPU")
+    ours = operations_with("AutocastPrivateUse1")
+    of_the_cpu = {one for one in operations_with("AutocastCPU") if "imname" not in one}  # named axes: before torch 2.13
     assert ours - of_the_cpu <= {"aten::cholesky", "aten::qr"}  # torch 2.15 has them no longer
     assert of_the_cpu - ours <= {"aten::linalg_matrix_sqrth"}  # new in torch 2.15
 

@@ -27,6 +27,7 @@ from vdnn.runtime.torch_internals import joint_graph
 ENOUGH = 2**40
 # Torch warns of its own code while it compiles: of torch.jit in Inductor, and of gradients behind a graph break.
 pytestmark = [
+    pytest.mark.skipif(bool(joint_graph._missing), reason=f"compiled regions need {joint_graph.NEEDED}"),
     pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning"),
     pytest.mark.filterwarnings(r"ignore:The \.grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]

@@ -44,8 +44,10 @@ def test_the_table_has_the_operations_that_torch_lists_for_cuda() -> None:
     ]
     known = frozenset().union(*tables)
     assert len(known) == sum(map(len, tables))  # each is in one table
-    only_on_a_gpu = {"aten::_cudnn_rnn"}  # a torch built for CUDA lists it, and no rehearsal calls it
-    assert cuda_autocast.listed_for_cuda() - only_on_a_gpu <= known
+    listed = cuda_autocast.listed_for_cuda() - {"aten::_cudnn_rnn"}  # built for CUDA; no rehearsal calls it
+    assert {
+        one for one in listed if "imname" not in one and "names" not in one
+    } <= known  # named axes: before torch 2.13
     new_in_torch = {"aten::rms_norm", "aten::linalg_matrix_sqrth"}  # 2.12 and 2.15
     assert known - cuda_autocast.listed_for_cuda() <= new_in_torch
 
@@ -199,6 +201,8 @@ def test_float16_is_planned_for_a_t4() -> None:
 )
 def test_norms_are_recomputed_under_autocast(norm: Callable[[], nn.Module], operation: str) -> None:
     """The call of a norm has facts that its node does not save. Between that call and the node a rehearsal casts."""
+    if isinstance(norm(), nn.RMSNorm) and torch.__version__ < "2.12":
+        pytest.skip("CUDA's autocast of this torch does not cast RMS norms")
 
     def staged() -> Staged:
         model = nn.Sequential(nn.Linear(1024, 1024), norm(), nn.Linear(1024, 1024))

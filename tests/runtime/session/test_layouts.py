@@ -180,6 +180,7 @@ def test_an_empty_tensor_has_nothing_to_move(session: Session) -> None:
     assert x.grad.shape == (0, 4)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # before torch 2.13
 def test_a_sparse_tensor_passes_through(session: Session) -> None:
     values = torch.randn(5, requires_grad=True)
     dense = torch.randn(6, 3, requires_grad=True)

@@ -248,9 +248,9 @@ def step_on_host(
         restored.enter_context(_attributes_on_host(optimizer))
         for group in optimizer.param_groups:
             restored.enter_context(_group_on_host(optimizer, group, stand_ins))
-        if not all(_has_fused_kernel(optimizer, group["params"]) for group in optimizer.param_groups):
-            if _takes_scale(optimizer, list(stand_ins.values())):
-                return
+        is_fused = all(_has_fused_kernel(optimizer, group["params"]) for group in optimizer.param_groups)
+        if not is_fused and _takes_scale(optimizer, list(stand_ins.values())):
+            return
         for parameter, stand_in in reversed(pairs):  # they are left in order: new states come in that of the groups
             restored.enter_context(_state_on_host(optimizer, parameter, stand_in))
         own_step(*args, **kwargs)
@@ -281,9 +281,9 @@ def _takes_scale(optimizer: torch.optim.Optimizer, stand_ins: list[torch.nn.Para
     attributes.update((name, None) for name in _OF_SCALER if name in attributes)
     if found_inf is not None and found_inf.item():
         return True
-    for one in stand_ins if scale is not None else ():
-        if one.grad is not None:
-            one.grad.div_(scale)
+    if scale is not None:
+        for gradient in [one.grad for one in stand_ins if one.grad is not None]:
+            gradient.div_(scale)
     return False
 
 
