@@ -35,7 +35,7 @@ from vdnn.runtime.storage.integrity import IntegrityCheck
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.transport import Integrity, Transport, TransportOptions, streams_of_thread
 from vdnn.runtime.torch_internals.backward_ends import in_backward
-from vdnn.runtime.torch_internals.cuda_graphs import refuse_graphs_in
+from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out, refuse_graphs_in
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.runtime.torch_internals.saved_hooks import let_backwards_run_without_hooks
 from vdnn.runtime.torch_internals.tensor_kinds import storage_of
@@ -433,6 +433,10 @@ def _evict_by(saves: list[weakref.ref[Saves]]) -> Callable[[ManagedStorage], Non
             alive.offload_soon(managed)
 
     return evict
+
+
+for hook in (Engine._optimizer_steps, Engine._optimizer_stepped):
+    keep_dynamo_out(hook)
 
 
 def _free_what_is_over() -> None:

@@ -21,6 +21,8 @@ from torch.utils._foreach_utils import (
     _has_foreach_support,
 )
 
+from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out
+
 Own = Callable[..., Any]
 _WRAPPED = "func"  # the variable of torch's wrapper that holds the function
 _UNSCALE = "_unscale_grads_"
@@ -81,6 +83,7 @@ def _in_place_of(own: Own, ours: Callable[..., Any]) -> Own:
     def function(*args: Any, **kwargs: Any) -> Any:
         return ours(own, *args, **kwargs)
 
+    keep_dynamo_out(function)
     return function
 
 

@@ -24,7 +24,9 @@ _NOT_MARKED: frozenset[torch.nn.Module] = frozenset()
 
 def keep_dynamo_out(hook: Callable[..., object]) -> None:
     """Keeps torch.compile from tracing `hook` and all that it calls: hooks run inside compiled code, and are not a part
-    of the program."""
+    of the program. What calls it in traced code has a graph break there."""
+    hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+    hook._torchdynamo_disable_msg = "a hook of vdnn is not a part of the program"  # type: ignore[attr-defined]
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(hook.__code__, frames._FrameExecStrategy(skip, skip))

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out
 from vdnn.runtime.torch_internals.data_reads import native_data, set_native_data
 from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode
 
@@ -79,6 +80,10 @@ def _set(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
 
 def _delete(parameter: torch.Tensor) -> None:
     _set(parameter, None)
+
+
+for access in (_get, _set, _delete):
+    keep_dynamo_out(access)
 
 
 def watch_gradient(parameter: torch.Tensor, holder: Holder) -> Callable[[], None]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from vdnn.errors import VdnnError
+from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out
 
 Step = Callable[..., Any]
 # A step in place of the optimizer's own, which is its first argument.
@@ -80,4 +81,5 @@ def _dispatching(own_step: Step) -> Step:
             return own_step(optimizer, *args, **kwargs)
         return replacement(functools.partial(own_step, optimizer), args, kwargs)
 
+    keep_dynamo_out(step)  # a compiled step would have what it reads and writes as tensors of its own
     return step

@@ -31,7 +31,7 @@ from vdnn.runtime.training_state.homes import manage, manage_no_longer
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, away_of, holders_of
-from vdnn.runtime.training_state.parameters.module_calls import ModuleCalls
+from vdnn.runtime.training_state.parameters.module_calls import ModuleCalls, refuse_compiled
 from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
 from vdnn.runtime.training_state.parameters.streaming import Streaming
 from vdnn.runtime.training_state.parameters.writes import DEFAULT_ONE_IN, Writes
@@ -421,7 +421,7 @@ class Chosen:
 def choose(model: torch.nn.Module, min_bytes: int, trained: frozenset[int] | None = None) -> Chosen:
     """The parameters without grad of at least `min_bytes`, and those whose ids are in `trained`. Tied ones count once,
     by their first name."""
-    _refuse_compiled(model)
+    refuse_compiled(model)
     chosen = Chosen()
     tensors = [*model.parameters(), *model.buffers()]
     holders = Counter(part.untyped_storage()._cdata for one in tensors if (part := plain_part(one)) is not None)
@@ -448,20 +448,6 @@ def choose(model: torch.nn.Module, min_bytes: int, trained: frozenset[int] | Non
             else:
                 chosen.leave.append(Leaving(name, owner, parameter, is_tied=modules[id(parameter)] > 1))
     return chosen
-
-
-def _refuse_compiled(model: torch.nn.Module) -> None:
-    for path, module in model.named_modules():
-        if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
-            raise VdnnError(
-                f"parameters: module {path or 'model'!r} is compiled, and compiled code reads parameters where no hook "
-                "can bring them. Leave out parameters=, or do not compile it."
-            )
-        if isinstance(module, torch.jit.ScriptModule):
-            raise VdnnError(
-                f"parameters: module {path or 'model'!r} is a TorchScript module, which reads parameters where no hook "
-                "can bring them. Leave out parameters=, or give the module as it was before."
-            )
 
 
 # Refuses trained parameters that leave under DDP or FSDP2.

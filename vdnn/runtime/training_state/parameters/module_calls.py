@@ -16,6 +16,7 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.backward_ends import in_backward
 from vdnn.runtime.torch_internals.backward_inputs import find_inputs
+from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out
 from vdnn.runtime.torch_internals.data_reads import native_data, watch_data, watch_data_no_longer
 from vdnn.runtime.torch_internals.hooks_of_others import give_hooks_memory
 from vdnn.runtime.torch_internals.parameter_access import watch_parameters_of
@@ -172,6 +173,8 @@ class ModuleCalls:
         self._running += 1
         called = self._called.get(module, 0)
         if not called:
+            if any(id(one) in self._away for one in module.parameters()):
+                refuse_compiled(module)
             for part in module.modules():
                 self._look_into(part)
         self._called[module] = called + 1
@@ -586,6 +589,24 @@ def _parameters_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
 def _is_apart(away: AwayParameter) -> bool:
     """True if tensors of its device and of the host do not mix in an operation."""
     return away.home is not None and away.home.type != "cpu"
+
+
+def refuse_compiled(model: torch.nn.Module) -> None:
+    for path, module in model.named_modules():
+        if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
+            raise VdnnError(
+                f"parameters: module {path or 'model'!r} is compiled, and compiled code reads parameters where no hook "
+                "can bring them. Leave out parameters=, or do not compile it."
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise VdnnError(
+                f"parameters: module {path or 'model'!r} is a TorchScript module, which reads parameters where no hook "
+                "can bring them. Leave out parameters=, or give the module as it was before."
+            )
+
+
+for hook in (ModuleCalls._refuse_late_writes, ModuleCalls._stepped):
+    keep_dynamo_out(hook)
 
 
 def _some(names: Iterable[str], said: str | Callable[[str], str]) -> list[str]:
