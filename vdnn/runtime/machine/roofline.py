@@ -88,13 +88,18 @@ def _converting_ns(profile: HardwareProfile, name: str, args: tuple[Any, ...], o
     return moved / (profile.memory_bytes_per_s * reached) * 1e9
 
 
+# The CPU's, which torch's registry lacks, stands for a GPU's in a rehearsal.
+_KERNELS = "flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"
+_ATTENTION = frozenset(f"_scaled_dot_product_{one}" for one in _KERNELS)
+_ATTENTION_BACKWARD = frozenset(f"{one}_backward" for one in _ATTENTION)
+
+
 def _flop(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
     name = packet.__name__
-    # torch's registry lacks the CPU's fused attention, which stands for a GPU's in a rehearsal.
-    if name == "_scaled_dot_product_flash_attention_for_cpu":
-        return int(sdpa_flop_count(*(one.shape for one in args[:3])))  # type: ignore[no-untyped-call]
-    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
-        return int(sdpa_backward_flop_count(*(one.shape for one in args[:4])))  # type: ignore[no-untyped-call]
+    if name in _ATTENTION:
+        return int(sdpa_flop_count(*_of_all_heads(args[:3])))  # type: ignore[no-untyped-call]
+    if name in _ATTENTION_BACKWARD:
+        return int(sdpa_backward_flop_count(*_of_all_heads(args[:4])))  # type: ignore[no-untyped-call]
     if name == "convolution_backward":
         # torch's formula counts the gradient of a grouped weight once for each group. Each of both takes what the
         # forward pass takes.
@@ -102,6 +107,13 @@ def _flop(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) 
         of_one = conv_flop_count(list(x.shape), list(weight.shape), list(gradient.shape), transposed=args[7])
         return int(of_one * sum(args[-1][:2]))
     return int(flop_registry[packet](*args, **kwargs, out_val=out)) if packet in flop_registry else 0
+
+
+def _of_all_heads(tensors: tuple[torch.Tensor, ...]) -> list[torch.Size]:
+    """The shapes of an attention's tensors, as if keys and values had a head for each of the queries: the kernel reads
+    each for several of them. Before torch 2.12 its formulas refuse others."""
+    heads = tensors[0].shape[1]
+    return [torch.Size((one.shape[0], heads, *one.shape[2:])) for one in tensors]
 
 
 def _dtype_of(profile: HardwareProfile, operation: str, tensors: list[torch.Tensor]) -> str:
