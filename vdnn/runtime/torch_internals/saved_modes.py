@@ -1,4 +1,4 @@
-"""The modes of torch around an optimizer's step: autocast, dispatch modes, transforms and inference mode.
+"""The modes of torch around an optimizer's step: autocast, default dtype, dispatch modes, transforms, inference mode.
 
 A step that runs later, in the middle of a forward pass, needs those of the place where the program called it.
 """
@@ -20,6 +20,7 @@ class SavedModes:
     def __init__(self, types: Iterable[str]) -> None:
         self._autocast = {kind: _autocast_of(kind) for kind in {"cpu", *types}}
         self._modes = num_dispatch_modes()
+        self._default_dtype = torch.get_default_dtype()
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -29,10 +30,24 @@ class SavedModes:
             stack.enter_context(outside_of_transforms())
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
+            stack.enter_context(_default_dtype(self._default_dtype))
             for kind, (enabled, dtype) in self._autocast.items():
                 if _autocast_of(kind) != (enabled, dtype):
                     stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
             yield
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    if before is dtype:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _autocast_of(kind: str) -> tuple[bool, torch.dtype | None]:

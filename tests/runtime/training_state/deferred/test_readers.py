@@ -196,6 +196,22 @@ def test_a_write_comes_behind_the_step(write: str, gradients: bool, manage: Mana
     assert same(expected, run(lambda optimizer: manage(optimizer, **options)))
 
 
+def test_a_new_state_has_the_default_dtype_of_the_steps_call(manage: Manage) -> None:
+    def run(inside: Any) -> Any:
+        training = begin(ADAMW)
+        with inside(training.optimizer):
+            stepped(training)
+            torch.set_default_dtype(torch.float64)
+            try:
+                training.model(torch.ones(2, 8, dtype=torch.float32))
+            finally:
+                torch.set_default_dtype(torch.float32)
+            return copy.deepcopy(training.optimizer.state_dict())
+
+    expected = run(lambda _: contextlib.nullcontext())
+    assert same(expected, run(lambda optimizer: manage(optimizer, optimizer_step="deferred")))
+
+
 def test_facts_of_a_parameter_do_not_end_its_wait(manage: Manage) -> None:
     training = begin(ADAMW)
     with manage(training.optimizer, optimizer_step="deferred"):
