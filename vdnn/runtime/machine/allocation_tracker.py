@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from vdnn.runtime.machine.repeated_step import Allocator
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.dispatch_entry import turns_dynamo_off
+from vdnn.runtime.torch_internals.host_memory import is_host_memory
 
 Operation = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 _FOREACH = "aten::_foreach_"
@@ -172,7 +173,9 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         if tensor._is_zerotensor():
             return  # forward mode's zeros have a size but no memory
-        self._observe_storage(tensor.untyped_storage())
+        storage = tensor.untyped_storage()
+        if not is_host_memory(storage):
+            self._observe_storage(storage)
 
     def _observe_storage(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
