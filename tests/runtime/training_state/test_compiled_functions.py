@@ -3,6 +3,7 @@ not compiled, and has the bits of the step of plain PyTorch."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -93,3 +94,27 @@ def test_a_compiled_wrapper_of_the_model_is_refused_at_its_call(manage: Manage) 
         with pytest.raises(VdnnError, match=r"'model' is compiled, .* Leave out parameters="):
             wrapper(torch.randn(6, 8))
         training.loss().backward()
+
+
+def test_a_compiled_part_without_managed_parameters_runs(manage: Manage) -> None:
+    """Such as a loss, or a teacher, inside of a module that has the model as well."""
+
+    def losses(inside: Any, backend: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model, teacher = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8).requires_grad_(False)
+        optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), list[torch.Tensor]()
+        both = torch.nn.ModuleDict({"model": model, "teacher": teacher})
+        both.forward = lambda x: (model(x) - teacher(x)).square().mean()  # type: ignore[method-assign]
+        if backend:
+            teacher.compile(backend=backend)
+        with inside(optimizer, model):
+            for _ in range(3):
+                loss = both(torch.randn(4, 8))
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                found.append(loss.detach())
+        return found
+
+    plain = losses(lambda *_: contextlib.nullcontext(), "")
+    assert same(plain, losses(lambda optimizer, model: manage(optimizer, model=model, parameters="all"), "eager"))

@@ -173,8 +173,7 @@ class ModuleCalls:
         self._running += 1
         called = self._called.get(module, 0)
         if not called:
-            if any(id(one) in self._away for one in module.parameters()):
-                refuse_compiled(module)
+            refuse_compiled(module, lambda part: any(id(one) in self._away for one in part.parameters()))
             for part in module.modules():
                 self._look_into(part)
         self._called[module] = called + 1
@@ -591,14 +590,16 @@ def _is_apart(away: AwayParameter) -> bool:
     return away.home is not None and away.home.type != "cpu"
 
 
-def refuse_compiled(model: torch.nn.Module) -> None:
+def refuse_compiled(model: torch.nn.Module, concerns: Callable[[torch.nn.Module], bool] = lambda _: True) -> None:
+    """Raises if a part of `model` is compiled that has parameters that leave, as `concerns` tells."""
     for path, module in model.named_modules():
-        if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
+        is_compiled = module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+        if is_compiled and concerns(module):
             raise VdnnError(
                 f"parameters: module {path or 'model'!r} is compiled, and compiled code reads parameters where no hook "
                 "can bring them. Leave out parameters=, or do not compile it."
             )
-        if isinstance(module, torch.jit.ScriptModule):
+        if isinstance(module, torch.jit.ScriptModule) and concerns(module):
             raise VdnnError(
                 f"parameters: module {path or 'model'!r} is a TorchScript module, which reads parameters where no hook "
                 "can bring them. Leave out parameters=, or give the module as it was before."
