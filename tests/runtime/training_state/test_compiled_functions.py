@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_form_of_the_step"),
     # Torch warns of its own code while it compiles.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
 Function = Callable[[Training], Callable[[], Any]]
