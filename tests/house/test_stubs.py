@@ -30,6 +30,7 @@ CONVERTED = {
     "typing.SupportsFloat | typing.SupportsIndex": "float",
     "collections.abc.": "",
     "vdnn._C.": "",
+    "types.CapsuleType": "typing_extensions.CapsuleType",  # since Python 3.13
 }
 # Return types that pybind11 does not know more precisely. The stub may be more precise.
 VAGUE = {"object", "list", "tuple", "dict"}

@@ -81,7 +81,7 @@ def _weight(sample: OpSample) -> tuple[bool, int]:
 
 
 def _unlock_backend_flags() -> None:
-    vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
 
 def _look_for_no_test_case() -> None:

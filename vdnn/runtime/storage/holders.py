@@ -65,7 +65,7 @@ def _names_of(tensor: torch.Tensor, own_list: list[torch.Tensor]) -> list[str]:
         elif isinstance(holder, (list, tuple, set)):
             names.append(f"a {type(holder).__name__} of {len(holder)}")
         else:
-            names.append(f"a {type(holder).__name__}")
+            names.append(_name_in_object(tensor, holder))
     frame = holder = None  # either may refer to this frame: the cycle would keep all local variables alive
     return names
 
@@ -81,6 +81,13 @@ def _names_in_frames(tensor: torch.Tensor, frame: types.FrameType | None) -> lis
             ]
         frame = frame.f_back
     return names
+
+
+def _name_in_object(tensor: torch.Tensor, holder: object) -> str:
+    """Since Python 3.13 an object holds its attributes itself, and makes a dict only for who asks."""
+    kind = f"a {type(holder).__name__}"
+    name = next((key for key, value in getattr(holder, "__dict__", {}).items() if value is tensor), None)
+    return kind if name is None else f"the attribute {name!r} of {kind}"
 
 
 def _name_in_dict(tensor: torch.Tensor, holder: dict[object, object]) -> str:
