@@ -1,5 +1,7 @@
 #include "hooks/norm_calls.h"
 
+#include <frameobject.h>  // PyFrame_GetBack, which Python 3.10 does not declare elsewhere
+
 #include <algorithm>
 #include <array>
 #include <cstddef>

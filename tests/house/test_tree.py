@@ -135,3 +135,15 @@ def test_a_name_that_two_classes_share_is_found(tmp_path: Path) -> None:
         (tmp_path / "vdnn" / path).write_text(text)
     found = {"_Cell": ["vdnn/report/table.py", "vdnn/_C.pyi"], "Row": ["vdnn/page.py", "vdnn/report/table.py"]}
     assert names_of_several_classes(tmp_path) == found
+
+
+def test_a_named_tuple_has_no_other_base() -> None:
+    """Python 3.10 refuses a generic one at its import."""
+    found = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for folder in ("vdnn", "benchmarks", "tests", "examples")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and "NamedTuple" in map(ast.unparse, node.bases) and len(node.bases) > 1
+    ]
+    assert found == []

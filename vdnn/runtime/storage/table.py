@@ -10,7 +10,8 @@ at the same version as those that were saved first, so they join that managed st
 from __future__ import annotations
 
 import weakref
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -112,7 +113,8 @@ class TableEntry(Generic[Found]):
         free_handle(self._handle)
 
 
-class Match(NamedTuple, Generic[Found]):
+@dataclass(slots=True)
+class Match(Generic[Found]):
     """`witness` shares the version counter of the view that was looked up; `begin` is where the version's bytes begin
     in the storage of that view."""
 
