@@ -47,7 +47,7 @@ def test_state_begins_to_stay_and_leaves_again_in_long_trainings(budget: str, mo
         return leave(self)
 
     monkeypatch.setattr(StateRoom, "leave", counted)
-    for seed in range(6):
+    for seed in range(8):
         program = program_of(seed, f"all, {budget}")
         assert _TRAININGS.verdict_of(program).kind is not Kind.DIFFERENT
     assert any(kept)
