@@ -19,6 +19,7 @@ import torch
 from vdnn.errors import CombinationError, VdnnError
 
 _FRAMES = "torch._dynamo.eval_frame"
+_WRAPPED = "_torchdynamo_orig_backend"  # the attribute of Dynamo's wrappers that holds what they wrap
 _NOT_MARKED: frozenset[torch.nn.Module] = frozenset()
 
 
@@ -111,9 +112,9 @@ def _has_graphs(context: Any) -> bool:
     callback = getattr(context, "callback", None)
     if _FRAMES not in sys.modules or not callable(callback):
         return False
-    frames = sys.modules[_FRAMES]
-    innermost = getattr(frames, "innermost_backend", None) or frames.innermost_fn  # its name in older torch versions
-    return _is_graphs(innermost(callback))
+    while hasattr(callback, _WRAPPED):
+        callback = getattr(callback, _WRAPPED)
+    return _is_graphs(callback)
 
 
 def _is_graphs(backend: Any) -> bool:
