@@ -11,7 +11,7 @@ def is_host_memory(storage: torch.UntypedStorage) -> bool:
     return hasattr(storage, _MARK)
 
 
-def is_of_the_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Notes that the memory of `tensor` is the host's, also that of its views. Returns the tensor."""
+def as_host_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor, whose memory, and so that of its views, is noted as the host's."""
     setattr(tensor.untyped_storage(), _MARK, True)
     return tensor

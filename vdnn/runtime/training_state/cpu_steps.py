@@ -248,8 +248,8 @@ def step_on_host(
         restored.enter_context(_attributes_on_host(optimizer))
         for group in optimizer.param_groups:
             restored.enter_context(_group_on_host(optimizer, group, stand_ins))
-        is_fused = all(_has_fused_kernel(optimizer, group["params"]) for group in optimizer.param_groups)
-        if not is_fused and _takes_scale(optimizer, list(stand_ins.values())):
+        is_fused = all(group.get("fused") for group in optimizer.param_groups)
+        if not is_fused and not _could_unscale(optimizer, list(stand_ins.values())):
             return
         for parameter, stand_in in reversed(pairs):  # they are left in order: new states come in that of the groups
             restored.enter_context(_state_on_host(optimizer, parameter, stand_in))
@@ -273,18 +273,18 @@ def _attributes_on_host(optimizer: torch.optim.Optimizer) -> Iterator[None]:
             attributes.pop("_need_device_dtype_check_for_fused", None)
 
 
-def _takes_scale(optimizer: torch.optim.Optimizer, stand_ins: list[torch.nn.Parameter]) -> bool:
+def _could_unscale(optimizer: torch.optim.Optimizer, stand_ins: list[torch.nn.Parameter]) -> bool:
     """Does what the fused kernel that GradScaler counts on would do, where the own step has none: divides gradients by
-    the scale, which the step no longer sees. True: they are not finite, so the step is skipped."""
+    the scale, which the step no longer sees. False: they are not finite, so no step is made."""
     attributes = vars(optimizer)
     scale, found_inf = (attributes.get(name) for name in _OF_SCALER)
     attributes.update((name, None) for name in _OF_SCALER if name in attributes)
     if found_inf is not None and found_inf.item():
-        return True
+        return False
     if scale is not None:
         for gradient in [one.grad for one in stand_ins if one.grad is not None]:
             gradient.div_(scale)
-    return False
+    return True
 
 
 @contextlib.contextmanager

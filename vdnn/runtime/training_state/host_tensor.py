@@ -19,7 +19,7 @@ from vdnn import _C
 from vdnn.runtime.storage.source import HELD_ONCE
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.copies_to_cpu import stands_for_device
-from vdnn.runtime.torch_internals.host_memory import is_of_the_host
+from vdnn.runtime.torch_internals.host_memory import as_host_memory
 from vdnn.runtime.torch_internals.memory_holders import HolderCounts, value_is_held
 from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode
 
@@ -80,4 +80,4 @@ def host_tensor_for(tensor: torch.Tensor, transport: Transport) -> HostTensor:
             # A dtype of one byte: some dtypes of states, such as those of 8-bit optimizers, are not read from buffers.
             whole = torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype)
             made = whole.as_strided(tensor.size(), tensor.stride())
-    return HostTensor(is_of_the_host(made), block, transport)
+    return HostTensor(as_host_memory(made), block, transport)
