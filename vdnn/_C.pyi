@@ -1010,6 +1010,10 @@ class Gate:
     def make_moves(self, position: int, reloads: bool, /) -> None:
         """Issues the releases, or the reloads, of this event that are the mover's."""
     def set_lesson(self, lesson: object, /) -> None: ...
+    def measure_host(self, /) -> None:
+        """Called in a hook: measures from its end on."""
+    def host_times(self, /) -> tuple[int, int, int, int, int, int]:
+        """Ends that. The fields of HostTimes in vdnn/runtime/steps/host_meter.py."""
     def alive(self, /) -> list[int]:
         """The lifetimes of the last step that was opened of which saves are alive."""
     def saves(self, /) -> list[KeptSave]:

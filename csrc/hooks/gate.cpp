@@ -268,6 +268,7 @@ bool moved(const Gate* gate, std::size_t position) {
 
 PyObject* pack(PyObject* self, PyObject* tensor) {
   Gate* gate = gate_of(self);
+  const InHook timed(gate->host, gate->mover);
   ++gate->backward_saves.packed;
   while (true) {
     const Event* event = expected(gate);
@@ -289,6 +290,7 @@ PyObject* pack(PyObject* self, PyObject* tensor) {
 
 PyObject* unpack(PyObject* self, PyObject* packed) {
   Gate* gate = gate_of(self);
+  const InHook timed(gate->host, gate->mover);
   PyObject* tensor = nullptr;
   if (gate->backward_saves.away != 0) {
     look_for_nodes(gate);

@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "hooks/backward_calls.h"
+#include "hooks/host_times.h"
 #include "hooks/kept_save.h"
 #include "hooks/mover.h"
 #include "hooks/script.h"
@@ -49,6 +50,7 @@ struct Gate final {
   unsigned long save_thread;
   unsigned long use_thread;  // 0: not known yet
   BackwardSaves backward_saves;
+  HostTimes host;
   char calls_python;  // the next point is one for Python
 };
 

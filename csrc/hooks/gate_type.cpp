@@ -69,6 +69,26 @@ PyObject* make_light_moves(PyObject* self, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
+// Measures the host from here on, within a hook of the step that begins.
+PyObject* measure_host(PyObject* self, PyObject*) {
+  HostTimes& times = gate_of(self)->host;
+  const std::int64_t hooks = times.hooks;
+  times = HostTimes();
+  times.hooks = hooks;
+  times.last_ns = host_now_ns();
+  times.is_on = true;
+  Py_RETURN_NONE;
+}
+
+// Ends that. Returns the fields of HostTimes in runtime/steps/host_meter.py.
+PyObject* host_times(PyObject* self, PyObject*) {
+  HostTimes& times = gate_of(self)->host;
+  times.is_on = false;
+  const auto given = [](std::int64_t count) { return static_cast<long long>(count); };
+  return Py_BuildValue("(LLLLLL)", given(times.outside_ns), given(times.kept_ns), given(times.moving_ns),
+                       given(times.moves), given(times.recomputing_ns), given(times.recomputes));
+}
+
 PyObject* set_lesson(PyObject* self, PyObject* lesson) {
   Gate* gate = gate_of(self);
   Py_XINCREF(lesson == Py_None ? nullptr : lesson);
@@ -176,6 +196,8 @@ PyMethodDef gate_methods[] = {
     {"close", close, METH_NOARGS, nullptr},
     {"set_lesson", set_lesson, METH_O, nullptr},
     {"advance", advance, METH_NOARGS, nullptr},
+    {"measure_host", measure_host, METH_NOARGS, nullptr},
+    {"host_times", host_times, METH_NOARGS, nullptr},
     {"alive", alive, METH_NOARGS, nullptr},
     {"saves", saves, METH_NOARGS, nullptr},
     {"make_moves", make_light_moves, METH_VARARGS, nullptr},

@@ -11,9 +11,9 @@ from vdnn.planning.memory_kinds import MemoryKinds
 from vdnn.planning.planned_step import PlannedStep
 from vdnn.planning.second_best import StorageChoice
 from vdnn.report.explanation import choices_as_json, explanation
-from vdnn.report.plan_text import aligned, certificate, issued
+from vdnn.report.plan_text import aligned, certificate
 from vdnn.step.plan import Action
-from vdnn.step.timeline import Timeline, Track
+from vdnn.step.timeline import Timeline, Track, issued
 
 _STAND_INS_SHOWN = 5
 # Two networks under three budgets on an H200 reserved 0 to 9 % more: tests/runtime/rehearsal/test_reserved.py.

@@ -1,4 +1,4 @@
-"""Text that the reports of steps, trainings and runs share: aligned tables, the certificate, the host's share."""
+"""Text that the reports of steps, trainings and runs share: aligned tables, the certificate."""
 
 from __future__ import annotations
 
@@ -42,11 +42,3 @@ def certificate(gap: float | None, fastest: str, limit: str = "") -> str:
     if gap < _IS_FASTEST:
         return f"certified: no plan {fastest} is faster"
     return f"certified: at most {100 * gap:.2f} % above the fastest possible plan{limit}"
-
-
-def issued(needed: str, issue_ns: int, step_ns: int, *, is_bound: bool, waited: str = "") -> str:
-    """How long the host needs to issue a step. `needed` is that time as text, `waited` follows the sentence."""
-    if is_bound:
-        return f"bound by the host: it needs {needed} to issue the step{waited}"
-    share = 100 * issue_ns / step_ns if step_ns else 0.0
-    return f"host: needs {needed} to issue the step, {share:.0f} % of it{waited}"

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from vdnn.bytesize import format_bytes
-from vdnn.report.plan_text import NEEDS_SCIPY, aligned, certificate, issued
+from vdnn.report.plan_text import NEEDS_SCIPY, aligned, certificate
 from vdnn.step.json_form import load_file, save_text, to_json
+from vdnn.step.timeline import issued
 from vdnn.step.training_plan import PlacedParameter, TrainingPlan
 
 _FORM, _VERSION = "vdnn training plan", 1

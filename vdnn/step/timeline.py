@@ -99,3 +99,11 @@ class Timeline:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Timeline:
         return load_file(path, Timeline, _FORM, _VERSION)
+
+
+def issued(needed: str, issue_ns: int, step_ns: int, *, is_bound: bool, waited: str = "") -> str:
+    """How long the host needs to issue a step. `needed` is that time as text, `waited` follows the sentence."""
+    if is_bound:
+        return f"bound by the host: it needs {needed} to issue the step{waited}"
+    share = 100 * issue_ns / step_ns if step_ns else 0.0
+    return f"host: needs {needed} to issue the step, {share:.0f} % of it{waited}"

@@ -41,6 +41,7 @@ class Gauges(ABC):
 
     clock: str
     reads_ends = True  # also at the end of a hook that has done nothing on the device
+    is_behind_host = False  # the device computes what the host has issued before
 
     def __init__(self) -> None:
         self.absent_bytes = 0
@@ -213,6 +214,7 @@ class CudaGauges(Gauges):
 
     clock = "device"
     reads_ends = False
+    is_behind_host = True
 
     def __init__(self, torch_device: torch.device, device: _C.Device) -> None:
         super().__init__()

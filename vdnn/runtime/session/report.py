@@ -70,6 +70,7 @@ def _step_lines(steps: Steps) -> list[str]:
         lines += [f"  {line}" for line in steps.plan_use.lines()]
     if steps.plan is not None:
         lines.append(f"  follows a plan by {steps.plan.policy}")
+        lines += [f"  {line}" for line in steps.host_lines]
     if steps.first_difference is not None:
         lines.append(f"  {steps.first_difference}")
     if steps.recording is not None:

@@ -63,6 +63,7 @@ class BetterPlans:
             or sized_plan.is_provisional
             or sized_plan.is_over_somewhere
             or sized_plan.recording.has_host
+            or sized_plan.is_bound_by_host
         ):
             return
         if (

@@ -27,6 +27,7 @@ from vdnn.planning.policies import OnlinePolicy
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.steps.earlier_graphs import naming_earlier_graphs
 from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.host_meter import MeasuredIssue
 from vdnn.runtime.steps.kinds import AlikeKinds, Begin, Kind, StepKinds, Unplannable
 from vdnn.runtime.steps.measurement import MeasuredStep, Over
 from vdnn.runtime.steps.plan_store import PlanFolder, PlanStore
@@ -43,7 +44,7 @@ from vdnn.step.made_steps import first_point, first_save, with_more_resident, wi
 from vdnn.step.plan import Plan
 from vdnn.step.plan_use import PlanUse
 from vdnn.step.recording import Recording, SaveKey
-from vdnn.step.timeline import Timeline
+from vdnn.step.timeline import Timeline, issued
 
 # The most kinds of step that have plans (two models in turn, training and another loss).
 _MOST_KINDS = 8
@@ -136,6 +137,15 @@ class PlanBook:
         return [sized_plan for table in self._tables.values() for sized_plan in table.plans]
 
     @property
+    def host_lines(self) -> list[str]:
+        """For reports: how long the host needs to issue the step that the latest plan is for, if it was measured."""
+        sized_plan, found = self._latest_plan(), self.predicted()
+        if sized_plan is None or sized_plan.host is None or found is None:
+            return []
+        step = found[1]
+        return [issued(f"{step.host_ns / 1e6:.2f} ms", step.host_ns, step.step_ns, is_bound=step.is_bound_by_host)]
+
+    @property
     def latest_recording(self) -> Recording | None:
         """The step that the latest plan was made from; None if no plan table has that plan any more."""
         sized_plan = self._latest_plan()
@@ -150,7 +160,8 @@ class PlanBook:
         recording = sized_plan.recording
         if sized_plan.more_bytes:
             recording = with_more_resident(recording, sized_plan.more_bytes)
-        return recording, simulate(recording, sized_plan.executor.plan, self._planner.costs(sized_plan.timeline))
+        recording, costs = self._planner.on_host(recording, sized_plan.timeline, sized_plan.host)
+        return recording, simulate(recording, sized_plan.executor.plan, costs)
 
     def _latest_plan(self) -> SizedPlan | None:
         maker = self._maker
@@ -497,6 +508,12 @@ class PlanBook:
             return None
         more_bytes = max(0, allocated_bytes - first_point(sized_plan.recording).allocated_bytes)
         return max(0, budget_bytes - sized_plan.peak_bytes) - more_bytes
+
+    def host_measured(self, executor: Executor, host: MeasuredIssue) -> None:
+        """Called between two steps, when the host was measured in some that followed this plan."""
+        sized_plan = next((one for one in self.plans if one.executor is executor), None)
+        if sized_plan is not None and self._maker is not None:
+            self._maker.plan_for_host(sized_plan, host)
 
     def judged(self, step: WatchedStep, device_bytes: int, earlier_bytes: int) -> tuple[int, Over] | None:
         """The budget of a finished step, and the cause if it took more; None if it has no budget yet. Graphs of earlier

@@ -23,13 +23,15 @@ from vdnn.errors import VdnnError
 from vdnn.hardware import HardwareProfile
 from vdnn.planning.budget import Budget, bytes_without_budget
 from vdnn.planning.costs import LinkCosts, measured_costs, profile_costs
+from vdnn.planning.host_costs import with_host
 from vdnn.planning.least_memory import as_if_feasible, least_bytes, require_feasible_budget
 from vdnn.planning.planned_step import PlannedStep, plan_step
 from vdnn.planning.policies import PlanPolicy
 from vdnn.planning.recorded_step import recorded_step
-from vdnn.planning.simulate import simulate_followed
+from vdnn.planning.simulate import simulate, simulate_followed
 from vdnn.runtime.steps.better_plans import BetterPlans
 from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.host_meter import MeasuredIssue
 from vdnn.runtime.steps.plan_table import PlanOrigin, SizedPlan, StepTally
 from vdnn.runtime.steps.size_model import SizePrediction
 from vdnn.runtime.torch_internals.spans import span
@@ -70,12 +72,14 @@ class BudgetPlanner:
         *,
         where_possible: bool = False,
         known: Plan | None = None,
+        host: MeasuredIssue | None = None,
     ) -> PlannedStep:
         """Make a plan for `tightened_bytes` less than the budget. The link's rates are measured from the copies in
         `timeline`, the recorded step's. Raises BudgetError, or VdnnError if the policy has no plan that fits. With
         `where_possible` it meets the budget in all intervals of the step in which a plan can. `known`: the plan of
-        nearly the same step, from which the search begins."""
-        costs, budget_bytes = self.costs(timeline), self.budget_bytes(recording)
+        nearly the same step, from which the search begins. `host`: plans for it, if it was measured."""
+        recording, costs = self.on_host(recording, timeline, host)
+        budget_bytes = self.budget_bytes(recording)
         if where_possible:
             recording = as_if_feasible(recording, budget_bytes)
         least = least_bytes(recording)
@@ -134,6 +138,15 @@ class BudgetPlanner:
             return profile_costs(self.profile)
         return _ASSUMED_LINK if timeline is None else measured_costs(timeline, _ASSUMED_LINK)
 
+    def on_host(
+        self, recording: Recording, timeline: Timeline | None, host: MeasuredIssue | None
+    ) -> tuple[Recording, LinkCosts]:
+        """The step and the costs of the link, on this host if it was measured."""
+        costs = self.costs(timeline)
+        if host is None:
+            return recording, costs
+        return with_host(recording, host.issue_ns, host.figures), replace(costs, issue_ns=host.figures.copy_ns)
+
     def lacks_host_memory(self, plan: Plan) -> bool:
         """True if the host may not hold what the plan offloads, or not in blocks as large as the largest of it."""
         room_bytes = self.host_room_bytes
@@ -164,12 +177,16 @@ class BudgetPlanner:
 logger = logging.getLogger("vdnn")
 
 _MOST_TIGHTENINGS = 3
+_MOST_PLANS_FOR_HOST = 3
 # The share of the budget that the plan of a guessed step leaves free.
 _FREE_OF_GUESS = 0.05
 # The same, of a step whose storages grow and shrink while its size stays.
 _FREE_OF_UNBALANCED = 0.07
 # A plan for a step that has one already is made while all plans together took no more than this share of the time.
 _SHARE_OF_TIME = 0.1
+# A plan for a slow host replaces another one if the step is shorter by more than this share: what it is made of was
+# measured in few steps.
+_WORTH_FOR_HOST = 0.02
 
 
 def searches_beside(planner: BudgetPlanner) -> bool:
@@ -214,6 +231,31 @@ class PlanMaker:
         )
         sized_plan.follow(sized_plan.recording, planned)
         self._tally.improved_one()
+
+    def plan_for_host(self, sized_plan: SizedPlan, host: MeasuredIssue) -> None:
+        """Called when the host was measured in steps that followed the plan of this size. Plans it again if the host
+        needs longer for them than the device."""
+        planner, recording, timeline = self.planner, sized_plan.recording, sized_plan.timeline
+        sized_plan.host = host
+        on_host, costs = planner.on_host(recording, timeline, host)
+        now = simulate(on_host, sized_plan.executor.plan, costs)
+        sized_plan.is_bound_by_host = now.is_bound_by_host
+        is_done = sized_plan.plans_for_host >= _MOST_PLANS_FOR_HOST
+        if not sized_plan.is_bound_by_host or planner.policy.name != "auto" or is_done:
+            return
+        sized_plan.plans_for_host += 1
+        with contextlib.suppress(VdnnError), self._planning():
+            planned = planner.planned(recording, timeline, sized_plan.tightened_bytes, host=host)
+            if planned.simulated.step_ns < (1 - _WORTH_FOR_HOST) * now.step_ns:
+                logger.info(
+                    "vdnn: the host needs %.1f ms to issue the step, longer than the device. It is planned again, for "
+                    "%.1f ms.",
+                    now.host_ns / 1e6,
+                    planned.simulated.step_ns / 1e6,
+                )
+                sized_plan.follow(recording, planned)
+                self.latest = sized_plan.executor
+                self._tally.improved_one()
 
     def stop(self) -> None:
         """Cancels the search beside the training."""
@@ -349,7 +391,11 @@ class PlanMaker:
         """If no plan meets the smaller budget, the old one stays: it still saves memory."""
         with contextlib.suppress(VdnnError), self._planning():
             planned = self.planner.planned(
-                recording, sized_plan.timeline, sized_plan.tightened_bytes, where_possible=where_possible
+                recording,
+                sized_plan.timeline,
+                sized_plan.tightened_bytes,
+                where_possible=where_possible,
+                host=sized_plan.host,
             )
             self._tally.made_again()
             follow(recording, planned)

@@ -31,6 +31,7 @@ from vdnn.runtime.steps.earlier_graphs import EarlierGraphs
 from vdnn.runtime.steps.ends import Found, StepEnds
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.guard import Guard
+from vdnn.runtime.steps.host_meter import HostMeter
 from vdnn.runtime.steps.measurement import BudgetLedger, MeasuredSteps, Meter, Over
 from vdnn.runtime.steps.plan_book import PlanBook, Refused, is_refused
 from vdnn.runtime.steps.plan_guard import PlanGuard
@@ -201,6 +202,7 @@ class StepWatch:
         self._guards = StepGuards(options.planner, self._plans, modules, self.settling, offload, self._lacking_bytes)
         self._is_in_hook = False  # the thread that holds the lock of the saves is in a watched hook
         self._observed: ObservedHook | None = None  # None: nothing is measured
+        self._host_meter: HostMeter | None = None
         self._has_passed_through = False  # a save of the running step
         self._ends_at_save = False  # the step that is ending ends at the first save of the next one
         self._step = WatchedStep(self._ends)
@@ -224,6 +226,10 @@ class StepWatch:
     @property
     def stored_lines(self) -> list[str]:
         return self._plans.stored_lines
+
+    @property
+    def host_lines(self) -> list[str]:
+        return self._plans.host_lines
 
     # What the optimizers' state asks.
     @property
@@ -396,6 +402,8 @@ class StepWatch:
         self._finish_observers(step, outliving)
         self._plans.ended(step)
         step.close()
+        if self._host_meter is not None and self.settling.gate is not None:
+            self._host_meter.ended(self.settling.gate, is_whole=self.settling.is_expected)
 
     def end_step_if_graphs_are_gone(self) -> None:
         """Called when the session is left. A backward that follows outside still belongs to the step."""
@@ -499,6 +507,8 @@ class StepWatch:
         if self.options.gauges_for is not None:
             self.gauges = self.options.gauges_for(transport)
             self._observed = ObservedHook(self.gauges, transport)
+            if self.gauges.is_behind_host and self.options.planner is not None:
+                self._host_meter = HostMeter(self._plans.host_measured)
         self._begin_observers(is_settled=False)
 
     def unpacked(self, packed: PackedView | PackedShard) -> torch.Tensor:
@@ -529,6 +539,9 @@ class StepWatch:
         is_settled = self.settling.begin(step, self._modules, counters, now_bytes, may_settle=may_settle)
         if step.executor is None and self._ends.is_within_step:
             self.settling.keep_unplanned(step, self.transport)
+        gate, executor, transport = self.settling.gate, step.executor, self.transport
+        if is_settled and self._host_meter is not None and gate and executor is not None and transport is not None:
+            self._host_meter.begin(gate, executor, transport)
         return is_settled
 
     def kept_natively(
@@ -843,6 +856,7 @@ class UnwatchedSteps:
     save_form = None
     follows_stored_plan = False
     stored_lines: tuple[str, ...] = ()
+    host_lines: tuple[str, ...] = ()
 
     def __init__(self, on_step_end: Callable[[], None]) -> None:
         self.steps = 0  # the number of finished steps
