@@ -15,7 +15,9 @@ has freed.
 all of it, and a copy may be larger than its window. So the guard also looks at the bytes that are allocated, while
 copies are in flight. If the next operation may have no room, the guard waits for copies to the host, the oldest first,
 and reloads nothing ahead. No hook sees operations between two hooks, such as those of a loss that torch checkpoints.
-The bytes that they took are known only behind them: later steps without a plan keep this many bytes free.
+The bytes that they took are known only behind them: later steps without a plan keep this many bytes free. A recorded
+step keeps what came back for the case that a second backward uses it again. If there is no room for that, the guard
+releases it once it was used, the oldest first.
 
 [Note: The host runs short] A storage whose copy the host refuses stays on the device, and nothing else makes room then.
 So once the copies of a step have taken a part of the memory that the host had for them, the guard discards storages
@@ -43,6 +45,8 @@ TRANSIENTS = 4
 _RESULTS = TRANSIENTS - 1  # without the gradient that it reads
 # The shares of the host's free memory behind which storages are discarded, see [Note: The host runs short].
 _SHARE_OF_CHEAP, _SHARE_OF_ALL = 1 / 8, 1 / 4
+# The last uses, in which the running operation may have its own: what it reads is on the device anyway.
+_NEWEST_USES = 8
 _MOST_CHAIN = 8  # one part in this many of the room is left for a chain of recomputes
 
 
@@ -82,6 +86,7 @@ class Guard:
         self.in_flight_bytes: Callable[[], int] = int  # held by copies in flight
         self.lacking_bytes: Callable[[int], int] = _none  # of a number of bytes, beyond all that is allocated now
         self._in_flight: deque[weakref.ref[ManagedStorage]] = deque()  # evicted, the oldest first
+        self._used: deque[weakref.ref[ManagedStorage]] = deque()  # they came back; the oldest use first
         self.window_bytes = 0  # room for them, besides `room_bytes`
         self.host_share: Callable[[], float] = float  # of the host's memory that was free as the step began
         self._recomputable: dict[int, _Recomputable] = {}  # by lifetime: the first saved comes first
@@ -121,6 +126,10 @@ class Guard:
     def used(self, lifetime: int) -> bool:
         """The backward pass used this lifetime. True if this decides what is reloaded."""
         return False
+
+    def used_evicted(self, managed: ManagedStorage) -> None:
+        """A recorded step uses a storage that was evicted, and keeps it until its graph is freed."""
+        self._used.append(managed.reference)
 
     def is_gone(self, lifetime: int) -> None:
         """Called on any thread."""
@@ -239,6 +248,10 @@ class Guard:
                     return  # its operation is still running
                 managed.release()
             self._in_flight.popleft()
+        while len(self._used) > _NEWEST_USES and self.lacking_bytes(self._next_bytes):
+            managed = self._used.popleft()()
+            if managed is not None:
+                managed.release()
 
     def _evict_earlier(self, over_bytes: int) -> None:
         if over_bytes > 0:

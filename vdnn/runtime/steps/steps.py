@@ -836,6 +836,8 @@ class StepWatch:
         if watched is None or watched.observer is not step:
             self._used_earlier_save()
             return False
+        if step.recorder is not None and step.guard is not None and self.has_guard_alone and managed.copy is not None:
+            step.guard.used_evicted(managed)
         return step.used(watched)
 
     def _used_earlier_save(self) -> None:

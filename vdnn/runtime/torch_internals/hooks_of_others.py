@@ -23,8 +23,8 @@ Pack = Callable[[torch.Tensor], Any]
 
 
 class HooksOfASession(torch.autograd.graph.saved_tensors_hooks):
-    """The hooks of a session. They get parameters themselves if the session `streams` some. Otherwise they get only the
-    memory of parameters that a session around it streams."""
+    """The hooks of a session. They get parameters themselves if the session `streams` some, and know those of others.
+    Otherwise they get only the memory of parameters that a session around it streams."""
 
     def __init__(self, pack_hook: Pack, unpack_hook: Callable[[Any], torch.Tensor], *, streams: bool) -> None:
         super().__init__(pack_hook, unpack_hook)
@@ -61,13 +61,11 @@ def _enter_with_memory(hooks: Any) -> None:
 
 
 def _with_memory(pack: Pack) -> Pack:
-    def pack_memory(tensor: torch.Tensor) -> Any:
-        return pack(_as_memory(tensor) if isinstance(tensor, torch.nn.Parameter) else tensor)
-
-    return pack_memory
+    return lambda tensor: pack(memory_of(tensor))
 
 
-def _as_memory(parameter: torch.nn.Parameter) -> torch.Tensor:
-    if not any(is_streamed(parameter) for is_streamed in _streamed):
-        return parameter
-    return torch.Tensor._make_subclass(torch.nn.Parameter, parameter, parameter.requires_grad)
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or another parameter of the same memory if it is a parameter that is streamed."""
+    if not isinstance(tensor, torch.nn.Parameter) or not any(is_streamed(tensor) for is_streamed in _streamed):
+        return tensor
+    return torch.Tensor._make_subclass(torch.nn.Parameter, tensor, tensor.requires_grad)

@@ -142,23 +142,48 @@ class CpuSteps:
         every = zip(brought.parameters, brought.values, brought.gradients, strict=True)
         self._stand_ins = {id(one): stand_in_for(one, values, gradient) for one, values, gradient in every}
         stand_ins = list(self._stand_ins.values())
+        gradients = [_GradientOnHost(one) for one in stand_ins]
         try:
             sliced.step(part)
         finally:
             self._stand_ins = {}
+        for parameter, values, stand_in in zip(brought.parameters, brought.values, stand_ins, strict=True):
+            self._take_replaced_data(parameter, values, stand_in)
         back.append((copies, copies.write_back(brought.moving, list(brought.pinned.values()))))
         scalars_move = self._parameters_with_scalars_on_the_device()
-        # GradScaler gives the scale to fused optimizers, which divide the gradients by it.
+        # GradScaler gives the scale to fused optimizers, which divide the gradients by it. Else torch's fused kernels
+        # write to no gradient, but count as if they had.
         is_scaled = vars(self._optimizer).get("grad_scale") is not None
+        may_write = is_scaled or type(self._optimizer) not in _FUSED_ON_THE_CPU
         with torch.no_grad():
-            for parameter, stand_in in zip(brought.parameters, stand_ins if is_scaled else [], strict=is_scaled):
-                parameter.grad.copy_(stand_in.grad)  # type: ignore[union-attr, arg-type]
+            for parameter, gradient in zip(brought.parameters, gradients if may_write else [], strict=may_write):
+                if is_scaled or gradient.was_written:
+                    gradient.give_to(parameter)
             for index, (parameter, values) in enumerate(zip(brought.parameters, brought.values, strict=True)):
                 if index not in brought.pinned and index not in brought.on_host:
                     parameter.copy_(values)
                 else:
                     increment_version(parameter)
                 self._keep_state_of(parameter, copies, scalars_move=id(parameter) in scalars_move)
+
+    def _take_replaced_data(self, parameter: torch.Tensor, values: torch.Tensor, stand_in: torch.nn.Parameter) -> None:
+        """Copies the parameter's data to where they were, if the step has given it other data. The state may hold the
+        former ones, which stay what they were."""
+        is_in_place = stand_in.data_ptr() == values.data_ptr() and stand_in.stride() == values.stride()
+        is_alike = (stand_in.shape, stand_in.dtype) == (values.shape, values.dtype)
+        if is_in_place and is_alike:
+            return
+        if not is_alike:
+            raise VdnnError(
+                f"{type(self._optimizer).__name__} cannot be stepped on the CPU: it gives a parameter of "
+                f"{values.dtype} and shape {list(values.shape)} data of {stand_in.dtype} and shape "
+                f"{list(stand_in.shape)}. Use optimizer_on='device'."
+            )
+        former = values.untyped_storage().data_ptr()
+        for place in places_in(self._optimizer.state.get(parameter)):
+            if place.tensor.untyped_storage().data_ptr() == former:
+                place.put(place.tensor.clone())
+        values.copy_(stand_in.detach().clone())  # they may overlap
 
     def _parameters_with_scalars_on_the_device(self) -> set[int]:
         """The ids of the parameters whose count of steps torch keeps on the device."""
@@ -193,6 +218,27 @@ class CpuSteps:
         host.tensor.copy_(tensor)
         self._hosts[id(host.tensor)] = host
         return host
+
+
+class _GradientOnHost:
+    """The gradient of a stand-in before its step."""
+
+    def __init__(self, stand_in: torch.nn.Parameter) -> None:
+        self._stand_in, self._gradient = stand_in, stand_in.grad
+        self._version = -1 if stand_in.grad is None else stand_in.grad._version
+
+    @property
+    def was_written(self) -> bool:
+        now = self._stand_in.grad
+        return now is not self._gradient or (now is not None and now._version != self._version)
+
+    def give_to(self, parameter: torch.Tensor) -> None:
+        """What the step left as the gradient becomes that of the parameter."""
+        now = self._stand_in.grad
+        if now is None or parameter.grad is None:
+            parameter.grad = None
+        else:
+            parameter.grad.copy_(now)
 
 
 def _host_tensor(tensor: torch.Tensor, copies: StateCopies) -> HostTensor | None:

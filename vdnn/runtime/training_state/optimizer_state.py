@@ -173,8 +173,10 @@ class OptimizerState:
     def _put_on_device(self, optimizer: Optimizer) -> int:
         """Returns the bytes that the device refused."""
         refused_bytes = 0
-        for parameter in list(optimizer.state):  # also of those in no group
-            for place in list(places_in(optimizer.state[parameter])):
+        # Also of parameters in no group. Some optimizers keep what belongs to no parameter under a name.
+        states: dict[Any, Any] = optimizer.state
+        for parameter in [one for one in states if isinstance(one, torch.Tensor)]:
+            for place in list(places_in(states[parameter])):
                 if id(place.tensor) not in self._hosts and not self._is_stray(parameter, place):
                     continue
                 try:
@@ -585,6 +587,7 @@ class LoadsInParts:
             handle.remove()
 
     def _before(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any] | None:
+        saved = self._changed_by_later_hooks(optimizer, saved)
         *parts, last = list(_parts_of(saved.get("state", {}), self._part_bytes())) or [{}]
         self._loaded = []
         before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
@@ -603,12 +606,29 @@ class LoadsInParts:
             vars(optimizer).update(hooks)
         return {**saved, "state": last}
 
+    def _changed_by_later_hooks(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        """Runs the hooks that were registered after ours, since all of the state is here only now. Torch, which is
+        about to call them, finds hooks in their place that do nothing, once."""
+        hooks: OrderedDict[int, Any] = getattr(optimizer, _HOOKS[0])
+        numbers = list(hooks)
+        later = numbers[numbers.index(self._handles[0].id) + 1 :]
+        for number in later:
+            changed = hooks[number](optimizer, saved)
+            saved = saved if changed is None else changed
+        for number in later:
+            hooks[number] = functools.partial(_put_back, hooks, number, hooks[number])
+        return saved
+
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
         loaded, self._loaded = self._loaded, []
         rest = list(optimizer.state.items())
         optimizer.state.clear()
         optimizer.state.update(loaded + rest)
         self._take_out()
+
+
+def _put_back(hooks: OrderedDict[int, Any], number: int, hook: Any, *_: object) -> None:
+    hooks[number] = hook
 
 
 def put_where_it_computes(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> None:

@@ -99,8 +99,18 @@ def _try(optimizer: torch.optim.Optimizer) -> None:
     options, others = (list(map(options_of, one.param_groups)) for one in (whole, sliced))
     if not _are_alike(options, others):
         raise VdnnError(slicing_refusal(optimizer, "it changes tensors among its options by what is in a slice"))
+    if not _are_alike(_state_of_none(whole), _state_of_none(sliced)):
+        raise VdnnError(
+            slicing_refusal(optimizer, "its state has more than that of parameters, which each slice changes")
+        )
     if not _are_alike(attributes_of(whole), attributes_of(sliced)):
         raise VdnnError(slicing_refusal(optimizer, "it counts its own calls"))
+
+
+def _state_of_none(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
+    """The state that belongs to no parameter: some optimizers keep some under a name."""
+    states: dict[Any, Any] = optimizer.state
+    return {key: state for key, state in states.items() if not isinstance(key, torch.Tensor)}
 
 
 def _has_started_cuda() -> bool:

@@ -1,17 +1,17 @@
 """Finds the tensors in an optimizer's state, and which of them may leave the device.
 
-The state of a parameter is a dict; its values are tensors, or dicts and lists of them. A tensor leaves if it is plain
-memory of its parameter's device that nobody else holds: scalars, tensors below the session's `min_bytes`, views and
-tensors of unknown classes stay, and so does what is in the states of several parameters, or shares memory with a
-parameter, a gradient, a state_dict or whatever else a program holds. The local part of a DTensor leaves as a plain
-tensor does.
+The state of a parameter is a dict; its values are tensors, or dicts, lists, deques and tuples of them. A tensor leaves
+if it is plain memory of its parameter's device that nobody else holds: scalars, tensors below the session's
+`min_bytes`, views and tensors of unknown classes stay, and so does what is in the states of several parameters, or
+shares memory with a parameter, a gradient, a state_dict or whatever else a program holds. The local part of a DTensor
+leaves as a plain tensor does.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -24,8 +24,31 @@ from vdnn.runtime.torch_internals.tensor_kinds import PLAIN_CLASSES, has_plain_s
 from vdnn.runtime.training_state.homes import device_of
 from vdnn.runtime.training_state.host_tensor import has_base
 
-_State = dict[Any, Any] | list[Any]
 _SHOWN = 3
+
+
+class _InTuple:
+    """The elements of the tuple that `holder` has under `key`. Where one is put, a new tuple takes its place."""
+
+    def __init__(self, holder: _State, key: Any) -> None:
+        self._holder, self._key = holder, key
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._holder[self._key][index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        before = self._holder[self._key]
+        elements = [*before[:index], value, *before[index + 1 :]]
+        make = getattr(type(before), "_make", type(before))  # of a named tuple
+        self._holder[self._key] = make(elements)
+
+    @property
+    def is_held(self) -> bool:
+        """True if somebody else holds the tuple."""
+        return _references_to(self._holder, self._key) > _REFERENCES
+
+
+_State = dict[Any, Any] | list[Any] | deque[Any] | _InTuple
 
 
 class TensorPlace(NamedTuple):
@@ -47,15 +70,18 @@ class TensorPlace(NamedTuple):
 def places_in(state: object) -> Iterator[TensorPlace]:
     """Every tensor in the state of one parameter. The caller may replace each as it comes."""
     if isinstance(state, dict):
-        pairs: list[tuple[Any, Any]] = list(state.items())
-    elif isinstance(state, list):
-        pairs = list(enumerate(state))
-    else:
-        return
+        yield from _places(state, list(state.items()))
+    elif isinstance(state, (list, deque)):
+        yield from _places(state, list(enumerate(state)))
+
+
+def _places(state: _State, pairs: list[tuple[Any, Any]]) -> Iterator[TensorPlace]:
     for key, value in pairs:
         if isinstance(value, torch.Tensor):
             local = None if type(value) in PLAIN_CLASSES else plain_part(value)
             yield TensorPlace(state, key, value) if local is None else TensorPlace(state, key, local, value)
+        elif isinstance(value, tuple):
+            yield from _places(_InTuple(state, key), list(enumerate(value)))
         else:
             yield from places_in(value)
 
@@ -71,6 +97,8 @@ def movable(state: object, parameter: torch.Tensor, min_bytes: int) -> list[Tens
 
 def is_held(place: TensorPlace) -> bool:
     """True if anything but the state and this `place` holds the tensor or its memory."""
+    if isinstance(place.container, _InTuple) and place.container.is_held:
+        return True
     if place.whole is None:
         return value_is_held(lambda: place.container[place.key], _A_PLACE)
     return wrapper_is_held(lambda: place.container[place.key], _A_PLACE) or value_is_held(

@@ -13,6 +13,7 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out
+from vdnn.runtime.torch_internals.hooks_of_others import memory_of
 from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
 from vdnn.runtime.torch_internals.version_counter import raise_modified
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
@@ -115,14 +116,14 @@ class ParameterSaves:
 
     def pack(self, tensor: torch.Tensor) -> Any:
         if not self._on_device:
-            return self._pack(tensor)
+            return self._pack(memory_of(tensor))
         try:
             found = self._on_device.get(tensor.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):  # a tensor without storage: sparse, or wrapped by torch.func
             found = None
         uses = None if found is None else found[1]()
         if found is None or uses is None or tensor.is_conj() or tensor.is_neg():
-            return self._pack(tensor)
+            return self._pack(memory_of(tensor))  # of a parameter that a session around this one streams
         away = found[0]
         return PackedParameter(
             away,
