@@ -3,6 +3,10 @@
 A slice is fetched before its step and offloaded after it. The windows of the session limit the bytes in flight each
 way. Nothing here blocks the host, except `finish` and an allocation that has to wait for memory.
 
+[Note: Interrupted copies] An exception such as KeyboardInterrupt may come at any line, also between the issue of a copy
+and the line that notes it. Then the last reference to its tensors goes while it is under way, and who gets their memory
+next would meet its bytes. So copies that no stream was made to wait for are waited for before their tensors are freed.
+
 If the driver refuses a call, a fallback does the same: the host waits instead of a stream, and torch copies instead of
 the copy stream. A tensor whose offload is refused stays on the device.
 """
@@ -10,8 +14,9 @@ the copy stream. A tensor whose offload is refused stays on the device.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +24,7 @@ import torch
 from vdnn import _C
 from vdnn.errors import DriverError, VdnnError
 from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.memory_holders import natively_held
 from vdnn.runtime.torch_internals.spans import span
 from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode
@@ -40,6 +46,13 @@ class StateCopy:
     stream: _C.Stream  # on which torch allocated the tensors
     complete: _C.Event
     nbytes: int
+    under_way: Callable[[], None] | None = None  # blocks until the copies are over; None if that needs no wait
+
+    def __del__(self) -> None:
+        """See [Note: Interrupted copies]."""
+        if self.under_way is not None:
+            with contextlib.suppress(VdnnError):  # the device is closed or lost, and copies nothing any more
+                self.under_way()
 
 
 class StateCopies:
@@ -70,18 +83,18 @@ class StateCopies:
     def arrive(self, moving: StateCopy) -> None:
         """Makes the compute stream wait for fetched tensors."""
         with span("wait for state"):
-            self._stall(moving.stream, moving.complete)
+            self._stall_for(moving)
         self._note(moving, _C.Access.WRITE, "step of the optimizer")
 
     def arrive_to_be_read(self, moving: StateCopy, label: str, *, is_timed: bool = False) -> None:
         """The same for tensors that are only read."""
         with span("wait for state"):
-            (self._stall if is_timed else self._order)(moving.stream, moving.complete)
+            (self._stall_for if is_timed else self._order_behind)(moving)
         self._note(moving, _C.Access.READ, label)
 
     def drop(self, moving: StateCopy, label: str) -> None:
         """Releases tensors that were fetched and only read, now or in a part of `label`."""
-        self._order(moving.stream, moving.complete)
+        self._order_behind(moving)
         self._note(moving, _C.Access.READ, label)
         self._release(moving)
 
@@ -121,13 +134,14 @@ class StateCopies:
         """Issues copies of the hosts at `positions` to their tensors. The compute stream waits for them."""
         tensors = [mirrored.tensors[position] for position in positions]
         moving = self._reload(tensors, [mirrored.hosts[position] for position in positions], "parameters return")
-        self._stall(moving.stream, moving.complete)
+        self._stall_for(moving)
         self._note(moving, _C.Access.READ, "stepped parameters")
         return moving
 
     def settle(self, moving: StateCopy) -> None:
         """Blocks until the copies are over."""
         self._settle(moving.complete)
+        moving.under_way = None
 
     def settle_uses(self, host: HostTensor) -> None:
         """Blocks until copies that used the memory of `host` before are over, so that the CPU may write it."""
@@ -156,13 +170,13 @@ class StateCopies:
 
     def abandon(self, moving: StateCopy) -> None:
         """Releases tensors that were fetched and not used: their memory is not reused before the copies are over."""
-        self._stall(moving.stream, moving.complete)
+        self._stall_for(moving)
         self._release(moving)
 
     def _release_oldest(self) -> None:
         oldest = self._leaving.popleft()
         self._leaving_bytes -= oldest.nbytes
-        self._stall(oldest.stream, oldest.complete)
+        self._stall_for(oldest)
         self._release(oldest)
 
     # Both ways.
@@ -187,6 +201,7 @@ class StateCopies:
         False if the driver refuses one; those before it may still run."""
         queue, is_out = self.transport.queue, direction is _TO_HOST
         stream = queue.offload_stream if is_out else queue.reload_stream
+        moving.under_way = functools.partial(_drain, self._device, stream, forks.count)
         try:
             with span(name):
                 self._order(stream, self._point(moving.stream))
@@ -197,6 +212,7 @@ class StateCopies:
                     self._device.copy_async(*ends, host.nbytes, direction, stream)
                 moving.complete = self._point(stream)
         except DriverError:
+            moving.under_way = None  # the caller waits for those that were issued
             return False
         for host in moving.hosts:
             host.block.note_use(moving.complete)
@@ -220,10 +236,14 @@ class StateCopies:
             self._release_oldest()
         return allocate()
 
-    def _stall(self, stream: _C.Stream, event: _C.Event) -> None:
-        """Makes the compute stream wait, and notes for how long."""
-        with self._timed(stream):
-            self._order(stream, event)
+    def _stall_for(self, moving: StateCopy) -> None:
+        """Makes the compute stream wait for copies, and notes for how long."""
+        with self._timed(moving.stream):
+            self._order_behind(moving)
+
+    def _order_behind(self, moving: StateCopy) -> None:
+        self._order(moving.stream, moving.complete)
+        moving.under_way = None
 
     @contextlib.contextmanager
     def _timed(self, stream: _C.Stream) -> Iterator[None]:
@@ -282,3 +302,8 @@ class StateCopies:
         for storage, address, host in zip(storages, moving.addresses, moving.hosts, strict=True):
             if natively_held(storage._cdata) == 1:
                 self._device.note_access(address, host.nbytes, _C.Access.RELEASE, moving.stream, "state released")
+
+
+def _drain(device: _C.Device, stream: _C.Stream, count: int) -> None:
+    if count == forks.count:  # a child has no device
+        device.drain(stream)
