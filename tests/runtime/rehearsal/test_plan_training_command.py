@@ -86,6 +86,7 @@ def test_json_has_its_form_and_its_version(planned: Planned, tmp_path: Path) -> 
         (("--host", "1GiB", "--policy", "lru"), "--policy and --host: expected one of them"),
         (("--clip", "--allow", "in-backward"), "--clip and --allow in-backward: expected one of them"),
         (("--host-cores", "4"), "--host-cores: expected --allow cpu-step beside it"),
+        (("--host-cores", "0"), "--host-cores: expected --allow cpu-step beside it"),
         (("--shard", "ddp"), "--shard: expected --ranks beside it"),
         (("--ranks", "1"), "--ranks: expected a number of cards, 2 or more, got 1"),
         (("--ranks", "2", "--compare", "all"), "--compare and --ranks: expected one of them"),
@@ -99,6 +100,17 @@ def test_options_that_exclude_each_other_are_named_both(planned: Planned, option
     code, _, err = planned("--batch", "4", "--hardware", "rtx-4090", *options)
     assert code == 2
     assert said in err
+
+
+@pytest.mark.parametrize("options", [(), ("--training", "--optimizer", "sgd")])
+def test_a_path_that_is_no_folder_is_refused_before_anything_is_planned(
+    planned: Planned, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vdnn.cli.plan_command.find_function", lambda name: pytest.fail("it was planned"))
+    (tmp_path / "a file").touch()
+    code, _, err = planned("--batch", "4", "--hardware", "rtx-4090", *options, "--save", str(tmp_path / "a file"))
+    assert code == 2
+    assert "--save: expected a folder, got " in err
 
 
 def test_a_host_that_is_too_small_is_said_in_one_sentence(planned: Planned) -> None:

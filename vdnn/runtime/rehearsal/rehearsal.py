@@ -29,6 +29,7 @@ from vdnn.runtime.rehearsal.stand_ins import StandIn
 from vdnn.runtime.rehearsal.subjects import Staged, Subject, held_by, loss_of, optimizers_of, subject_of
 from vdnn.runtime.rehearsal.user_code import user_code
 from vdnn.runtime.session.offload import offload
+from vdnn.runtime.torch_internals.tensor_kinds import storages_of
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
@@ -200,7 +201,7 @@ def _gradient_bytes(model: torch.nn.Module) -> int:
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """The bytes of the tensors' storages. A storage that several tensors share counts once."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
+    storages = [storage for tensor in tensors for storage in storages_of(tensor)]
     return sum({id(storage): storage.nbytes() for storage in storages}.values())
 
 

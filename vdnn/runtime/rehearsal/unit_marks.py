@@ -21,6 +21,7 @@ from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal.unit_modules import Block
 from vdnn.runtime.torch_internals.backward_modes import backward_under
 from vdnn.runtime.torch_internals.clipping import Own, replace_passes
+from vdnn.runtime.torch_internals.tensor_kinds import storages_of
 
 
 @dataclass(slots=True)
@@ -214,7 +215,7 @@ class UnitWatch:
 
     def _gradient(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
-            self.step.gradients[id(parameter)] = parameter.grad.untyped_storage().nbytes()
+            self.step.gradients[id(parameter)] = sum(storage.nbytes() for storage in storages_of(parameter.grad))
 
     def _step_begins(self, *arguments: Any) -> None:
         self._step_began, self._step_began_issued_ns = self._machine.now_ns, self._machine.issued_ns

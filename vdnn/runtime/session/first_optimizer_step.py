@@ -18,14 +18,24 @@ def bytes_of_step(optimizer: torch.optim.Optimizer, group: dict[str, Any], param
     """The bytes that the first step of a parameter of this group takes beside it and its gradient: its state and
     temporary results. Runs a step on a parameter without data. None if that is not possible. What torch runs on the
     CPU is counted: a loop takes no less than a grouped step of one parameter."""
+    options = {name: _without_data(value) for name, value in options_of(group).items()}
     try:
+        with _disable_current_modes():  # a copy of a tensor with data cannot be made without
+            none = torch.nn.Parameter(torch.empty(0))
+            made = copy_without_state(optimizer, [{**copy.deepcopy(options), "params": [none]}])
         with _disable_current_modes(), FakeTensorMode(), AllocationTracker() as tracker:
             alone = torch.nn.Parameter(torch.empty(parameter.size(), dtype=parameter.dtype))
             alone.grad = torch.empty_like(alone)
-            made = copy_without_state(optimizer, [{**copy.deepcopy(options_of(group)), "params": [alone]}])
+            made.param_groups[0]["params"] = [alone]
             before_bytes = tracker.live_bytes
             tracker.reset_peak()
             own_step_of(optimizer)(made)
             return tracker.peak_bytes - before_bytes
     except Exception:  # it reads values, or calls what knows no tensors without data
         return None
+
+
+def _without_data(value: Any) -> Any:
+    """A number in place of a tensor that has one, such as a learning rate. A tensor with data is no argument of a step
+    without."""
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

@@ -108,6 +108,15 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
 
 
+def storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+    """The storages that hold its bytes: those of the indices and values of a sparse tensor. None if it has no bytes of
+    its own."""
+    if tensor.layout is torch.sparse_coo:
+        return [*storages_of(tensor._indices()), *storages_of(tensor._values())]
+    storage = storage_of(tensor)
+    return [] if storage is None else [storage]
+
+
 def plain_part(tensor: torch.Tensor) -> torch.Tensor | None:
     """A plain tensor itself, or the local part of a DTensor if that is plain; None for any other tensor."""
     if type(tensor) in PLAIN_CLASSES:

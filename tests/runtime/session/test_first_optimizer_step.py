@@ -1,0 +1,24 @@
+"""What the first step of an optimizer takes, which is measured without data before any run."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from vdnn.runtime.session.first_optimizer_step import bytes_of_step
+
+
+def test_a_learning_rate_in_a_tensor_is_taken_for_its_number(caplog: pytest.LogCaptureFixture) -> None:
+    found = []
+    for lr in (1e-2, torch.tensor(1e-2)):
+        parameter = nn.Parameter(torch.zeros(64, 64))
+        optimizer = torch.optim.AdamW([parameter], lr=lr)
+        with caplog.at_level(logging.WARNING):
+            found.append(bytes_of_step(optimizer, optimizer.param_groups[0], parameter))
+    assert found[0] == found[1]
+    assert found[0] is not None
+    assert found[0] >= 2 * parameter.nbytes
+    assert caplog.records == [], "torch logs an error where a copy of a tensor is made without data"
