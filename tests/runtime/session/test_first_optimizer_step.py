@@ -1,4 +1,4 @@
-"""What the first step of an optimizer takes, which is measured without data before any run."""
+"""Measures the memory of the first step of an optimizer, before any run."""
 
 from __future__ import annotations
 

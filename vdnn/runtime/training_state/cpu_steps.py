@@ -233,7 +233,7 @@ class _GradientOnHost:
         return now is not self._gradient or (now is not None and now._version != self._version)
 
     def give_to(self, parameter: torch.Tensor) -> None:
-        """What the step left as the gradient becomes that of the parameter."""
+        """The parameter gets the gradient that the step has left."""
         now = self._stand_in.grad
         if now is None or parameter.grad is None:
             parameter.grad = None
