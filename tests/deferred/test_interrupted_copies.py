@@ -16,6 +16,9 @@ from tests.runtime.training_state.conftest import NARROW
 from tests.runtime.training_state.ways import options_of
 from vdnn.runtime.training_state.state_copies import StateCopies
 
+# Each run here draws others of the combinations of a way and a mode.
+pytestmark = pytest.mark.drawn(of=2)
+
 STEPS = 6
 
 

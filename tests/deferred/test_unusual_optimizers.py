@@ -19,6 +19,9 @@ from tests.runtime.training_state.ways import options_of
 from vdnn.errors import VdnnError
 from vdnn.runtime.training_state import cpu_steps
 
+# Each run here draws others of the combinations of a way, an optimizer and a mode.
+pytestmark = pytest.mark.drawn(of=2)
+
 WAYS = ["state", "all", "on the cpu", "all, on the cpu"]
 ways = pytest.mark.parametrize("way", WAYS)
 
