@@ -96,6 +96,10 @@ class UnderAName(Plain):
         self.state.setdefault("shared", {"seen": torch.ones(8)})  # type: ignore[arg-type]
         super().step()
 
+    def update(self, parameter: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+        state.setdefault("mean", torch.zeros_like(parameter)).mul_(0.9).add_(parameter.grad)
+        parameter.add_(state["mean"], alpha=-lr)
+
 
 class CountsUnderAName(Plain):
     def step(self, closure: Any = None) -> None:
