@@ -1011,9 +1011,9 @@ class Gate:
         """Issues the releases, or the reloads, of this event that are the mover's."""
     def set_lesson(self, lesson: object, /) -> None: ...
     def measure_host(self, /) -> None:
-        """Called in a hook: measures from its end on."""
+        """Called in the hook that begins a step. The host is measured from the end of this hook on."""
     def host_times(self, /) -> tuple[int, int, int, int, int, int]:
-        """Ends that. The fields of HostTimes in vdnn/runtime/steps/host_meter.py."""
+        """The host is no longer measured. Returns the fields of HostTimes in vdnn/runtime/steps/host_meter.py."""
     def alive(self, /) -> list[int]:
         """The lifetimes of the last step that was opened of which saves are alive."""
     def saves(self, /) -> list[KeptSave]:

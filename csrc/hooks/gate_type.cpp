@@ -69,7 +69,7 @@ PyObject* make_light_moves(PyObject* self, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
-// Measures the host from here on, within a hook of the step that begins.
+// Called in the hook that begins a step. The host is measured from the end of this hook on.
 PyObject* measure_host(PyObject* self, PyObject*) {
   HostTimes& times = gate_of(self)->host;
   const std::int64_t hooks = times.hooks;
@@ -80,7 +80,7 @@ PyObject* measure_host(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// Ends that. Returns the fields of HostTimes in runtime/steps/host_meter.py.
+// The host is no longer measured. Returns the fields of HostTimes in runtime/steps/host_meter.py.
 PyObject* host_times(PyObject* self, PyObject*) {
   HostTimes& times = gate_of(self)->host;
   times.is_on = false;

@@ -27,7 +27,7 @@ inline std::int64_t host_now_ns() {
       .count();
 }
 
-// Around each hook of the gate that has `times`.
+// Lives as long as a hook of the gate runs, and adds the time of the outermost one to `times`.
 class InHook final {
  public:
   InHook(HostTimes& times, const Mover* mover) : times_(times), mover_(mover) {

@@ -20,7 +20,7 @@ from deferred import Mode
 from deferred.deferred_accelerator import DeferredAccelerator
 from tests.deferred.gauges import DeferredGauges
 from vdnn.runtime.session.session import Session
-from vdnn.runtime.steps.host_meter import HostMeter, HostTimes, MeasuredIssue
+from vdnn.runtime.steps.host_meter import HostMeter, HostOfPlan, HostTimes
 from vdnn.step.plan import Action, Plan
 
 STEPS = 14
@@ -70,7 +70,7 @@ def train(
     ran = Ran()
     issue = HostMeter._issue
 
-    def noting(self: HostMeter, times: HostTimes) -> MeasuredIssue:
+    def noting(self: HostMeter, times: HostTimes) -> HostOfPlan:
         assert ran.session is not None
         assert ran.session.plan is not None
         ran.measured.append((times, ran.session.plan))

@@ -112,7 +112,7 @@ def _plan(options: argparse.Namespace) -> int:
     if options.explain < 0:
         raise ValueError(f"--explain: expected a number of storages, got {options.explain}.")
     if options.save is not None:
-        _require_folder(options.save)
+        _make_folder(options.save)
     hardware = _measured() if options.hardware == "measured" else options.hardware
     make = find_function(options.function)
     on_progress = _progress if sys.stderr.isatty() else lambda doing: None
@@ -167,7 +167,7 @@ def _host_speed(text: str) -> float | str:
         raise argparse.ArgumentTypeError(f"expected a number or 'measured', got {text!r}") from error
 
 
-def _require_folder(run: str) -> None:
+def _make_folder(run: str) -> None:
     """Makes the folder ahead of the planning, which may take minutes."""
     try:
         Path(run).mkdir(parents=True, exist_ok=True)
@@ -340,7 +340,7 @@ def batches_of(text: str) -> list[int]:
 def is_training(options: argparse.Namespace) -> bool:
     """True if the options ask for a plan of a whole training. Raises ValueError for options that exclude each other."""
     values = {flag: getattr(options, name) for name, flag in _OF_TRAININGS.items()}
-    given = [flag for flag, value in values.items() if value or (type(value) is int and value == 0)]
+    given = [flag for flag, value in values.items() if value is not None and value is not False]
     if not given and not options.training:
         return False
     for name, (flag, default) in _OF_STEPS.items():

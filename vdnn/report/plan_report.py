@@ -13,7 +13,7 @@ from vdnn.planning.second_best import StorageChoice
 from vdnn.report.explanation import choices_as_json, explanation
 from vdnn.report.plan_text import aligned, certificate
 from vdnn.step.plan import Action
-from vdnn.step.timeline import Timeline, Track, issued
+from vdnn.step.timeline import Timeline, Track, host_sentence
 
 _STAND_INS_SHOWN = 5
 # Two networks under three budgets on an H200 reserved 0 to 9 % more: tests/runtime/rehearsal/test_reserved.py.
@@ -218,7 +218,7 @@ def _host(planned: PlannedStep, hardware: str) -> str:
     waited = f"{', and' if is_bound else ';'} the device waits for it for {_ms(timeline.host_stall_ns)}"
     if not is_bound and not timeline.host_stall_ns:
         waited = ""
-    return issued(_ms(timeline.host_ns), timeline.host_ns, timeline.step_ns, is_bound=is_bound, waited=waited)
+    return host_sentence(_ms(timeline.host_ns), timeline.host_ns, timeline.step_ns, is_bound=is_bound, waited=waited)
 
 
 def _certificate(planned: PlannedStep) -> str:

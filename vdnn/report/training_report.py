@@ -10,7 +10,7 @@ from typing import Any
 from vdnn.bytesize import format_bytes
 from vdnn.report.plan_text import NEEDS_SCIPY, aligned, certificate
 from vdnn.step.json_form import load_file, save_text, to_json
-from vdnn.step.timeline import issued
+from vdnn.step.timeline import host_sentence
 from vdnn.step.training_plan import PlacedParameter, TrainingPlan
 
 _FORM, _VERSION = "vdnn training plan", 1
@@ -215,7 +215,7 @@ class TrainingReport:
             f"  step {_ms(self.step_ns)}, {self.slowdown:.3f} x of pure computing ({_ms(self.computing_ns)}); "
             f"planned in {self.plan_seconds:.2f} s",
             *(
-                [f"  {issued(_ms(self.issue_ns), self.issue_ns, self.step_ns, is_bound=is_bound)}"]
+                [f"  {host_sentence(_ms(self.issue_ns), self.issue_ns, self.step_ns, is_bound=is_bound)}"]
                 if self.issue_ns
                 else []
             ),

@@ -101,7 +101,7 @@ class Timeline:
         return load_file(path, Timeline, _FORM, _VERSION)
 
 
-def issued(needed: str, issue_ns: int, step_ns: int, *, is_bound: bool, waited: str = "") -> str:
+def host_sentence(needed: str, issue_ns: int, step_ns: int, *, is_bound: bool, waited: str = "") -> str:
     """How long the host needs to issue a step. `needed` is that time as text, `waited` follows the sentence."""
     if is_bound:
         return f"bound by the host: it needs {needed} to issue the step{waited}"

@@ -14,7 +14,7 @@ from vdnn.planning.budget import Budget
 from vdnn.planning.catalogue import make_quick_planner
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
-from vdnn.runtime.steps.host_meter import MeasuredIssue
+from vdnn.runtime.steps.host_meter import HostOfPlan
 from vdnn.runtime.steps.plan_table import PlanOrigin, SizedPlan, StepTally
 from vdnn.runtime.steps.planner import BudgetPlanner, PlanMaker
 from vdnn.step.plan import Plan
@@ -43,11 +43,11 @@ def made(policy: str = "auto", share: float = SHARE) -> tuple[PlanMaker, SizedPl
     return maker, found[0]
 
 
-def host(issue_ns: int, copy_ns: int, recompute_ns: int) -> MeasuredIssue:
-    return MeasuredIssue(issue_ns, HostFigures(0, 0, 0, copy_ns, recompute_ns))
+def host(issue_ns: int, copy_ns: int, recompute_ns: int) -> HostOfPlan:
+    return HostOfPlan(issue_ns, HostFigures(0, 0, 0, copy_ns, recompute_ns))
 
 
-def step_ns(maker: PlanMaker, plan: Plan, measured: MeasuredIssue) -> int:
+def step_ns(maker: PlanMaker, plan: Plan, measured: HostOfPlan) -> int:
     recording, costs = maker.planner.on_host(recorded(), None, measured)
     return simulate(recording, plan, costs).step_ns
 

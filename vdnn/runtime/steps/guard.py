@@ -45,7 +45,7 @@ TRANSIENTS = 4
 _RESULTS = TRANSIENTS - 1  # without the gradient that it reads
 # The shares of the host's free memory behind which storages are discarded, see [Note: The host runs short].
 _SHARE_OF_CHEAP, _SHARE_OF_ALL = 1 / 8, 1 / 4
-# The last uses, in which the running operation may have its own: what it reads is on the device anyway.
+# This many of the last uses are not released: they may be those of the running operation, which holds what it reads.
 _NEWEST_USES = 8
 _MOST_CHAIN = 8  # one part in this many of the room is left for a chain of recomputes
 
@@ -86,7 +86,7 @@ class Guard:
         self.in_flight_bytes: Callable[[], int] = int  # held by copies in flight
         self.lacking_bytes: Callable[[int], int] = _none  # of a number of bytes, beyond all that is allocated now
         self._in_flight: deque[weakref.ref[ManagedStorage]] = deque()  # evicted, the oldest first
-        self._used: deque[weakref.ref[ManagedStorage]] = deque()  # they came back; the oldest use first
+        self._used_evicted: deque[weakref.ref[ManagedStorage]] = deque()  # the oldest use first
         self.window_bytes = 0  # room for them, besides `room_bytes`
         self.host_share: Callable[[], float] = float  # of the host's memory that was free as the step began
         self._recomputable: dict[int, _Recomputable] = {}  # by lifetime: the first saved comes first
@@ -129,7 +129,7 @@ class Guard:
 
     def used_evicted(self, managed: ManagedStorage) -> None:
         """A recorded step uses a storage that was evicted, and keeps it until its graph is freed."""
-        self._used.append(managed.reference)
+        self._used_evicted.append(managed.reference)
 
     def is_gone(self, lifetime: int) -> None:
         """Called on any thread."""
@@ -248,8 +248,8 @@ class Guard:
                     return  # its operation is still running
                 managed.release()
             self._in_flight.popleft()
-        while len(self._used) > _NEWEST_USES and self.lacking_bytes(self._next_bytes):
-            managed = self._used.popleft()()
+        while len(self._used_evicted) > _NEWEST_USES and self.lacking_bytes(self._next_bytes):
+            managed = self._used_evicted.popleft()()
             if managed is not None:
                 managed.release()
 

@@ -51,7 +51,7 @@ class HostTimes(NamedTuple):
         return self.issue_ns + self.moving_ns + self.recomputing_ns
 
 
-class MeasuredIssue(NamedTuple):
+class HostOfPlan(NamedTuple):
     """The host in steps that follow one plan. It issues such a step in `issue_ns`, apart from copies and recomputes,
     which cost it what `figures` say: a recompute with its operations."""
 
@@ -63,7 +63,7 @@ class HostMeter:
     """The measured steps of one session. `measured` is called when enough steps that followed one plan were
     measured."""
 
-    def __init__(self, measured: Callable[[Executor, MeasuredIssue], None]) -> None:
+    def __init__(self, measured: Callable[[Executor, HostOfPlan], None]) -> None:
         self._measured = measured
         self._figures: HostFigures | None = None  # None: assumed when they are first asked for
         self._times: weakref.WeakKeyDictionary[Executor, list[HostTimes]] = weakref.WeakKeyDictionary()
@@ -88,7 +88,7 @@ class HostMeter:
             if len(known) == _MEASURED_STEPS:
                 self._measured(executor, self._issue(min(known, key=lambda one: one.total_ns)))
 
-    def _issue(self, times: HostTimes) -> MeasuredIssue:
+    def _issue(self, times: HostTimes) -> HostOfPlan:
         """If the steps of this plan move nothing, or recompute nothing, the last figures of another plan hold on."""
         figures = self._figures or _assumed()
         if times.moves:
@@ -96,7 +96,7 @@ class HostMeter:
         if times.recomputes:
             figures = replace(figures, recompute_ns=times.recomputing_ns // times.recomputes)
         self._figures = figures
-        return MeasuredIssue(times.issue_ns, figures)
+        return HostOfPlan(times.issue_ns, figures)
 
 
 def _assumed() -> HostFigures:

@@ -27,7 +27,7 @@ from vdnn.planning.policies import OnlinePolicy
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.steps.earlier_graphs import naming_earlier_graphs
 from vdnn.runtime.steps.executor import Executor
-from vdnn.runtime.steps.host_meter import MeasuredIssue
+from vdnn.runtime.steps.host_meter import HostOfPlan
 from vdnn.runtime.steps.kinds import AlikeKinds, Begin, Kind, StepKinds, Unplannable
 from vdnn.runtime.steps.measurement import MeasuredStep, Over
 from vdnn.runtime.steps.plan_store import PlanFolder, PlanStore
@@ -44,7 +44,7 @@ from vdnn.step.made_steps import first_point, first_save, with_more_resident, wi
 from vdnn.step.plan import Plan
 from vdnn.step.plan_use import PlanUse
 from vdnn.step.recording import Recording, SaveKey
-from vdnn.step.timeline import Timeline, issued
+from vdnn.step.timeline import Timeline, host_sentence
 
 # The most kinds of step that have plans (two models in turn, training and another loss).
 _MOST_KINDS = 8
@@ -139,11 +139,14 @@ class PlanBook:
     @property
     def host_lines(self) -> list[str]:
         """For reports: how long the host needs to issue the step that the latest plan is for, if it was measured."""
-        sized_plan, found = self._latest_plan(), self.predicted()
-        if sized_plan is None or sized_plan.host is None or found is None:
+        sized_plan = self._latest_plan()
+        found = None if sized_plan is None or sized_plan.host is None else self.predicted()
+        if found is None:
             return []
         step = found[1]
-        return [issued(f"{step.host_ns / 1e6:.2f} ms", step.host_ns, step.step_ns, is_bound=step.is_bound_by_host)]
+        return [
+            host_sentence(f"{step.host_ns / 1e6:.2f} ms", step.host_ns, step.step_ns, is_bound=step.is_bound_by_host)
+        ]
 
     @property
     def latest_recording(self) -> Recording | None:
@@ -509,7 +512,7 @@ class PlanBook:
         more_bytes = max(0, allocated_bytes - first_point(sized_plan.recording).allocated_bytes)
         return max(0, budget_bytes - sized_plan.peak_bytes) - more_bytes
 
-    def host_measured(self, executor: Executor, host: MeasuredIssue) -> None:
+    def host_measured(self, executor: Executor, host: HostOfPlan) -> None:
         """Called between two steps, when the host was measured in some that followed this plan."""
         sized_plan = next((one for one in self.plans if one.executor is executor), None)
         if sized_plan is not None and self._maker is not None:

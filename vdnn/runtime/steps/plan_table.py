@@ -18,7 +18,7 @@ from vdnn.planning.footprint import interval_bytes, stored_bytes
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import PlannedStep
 from vdnn.runtime.steps.executor import Executor, Occupancy
-from vdnn.runtime.steps.host_meter import MeasuredIssue
+from vdnn.runtime.steps.host_meter import HostOfPlan
 from vdnn.runtime.steps.size_model import RecordedSizes
 from vdnn.step.forms import is_within
 from vdnn.step.made_steps import first_point, first_save
@@ -69,7 +69,7 @@ class SizedPlan:
         self.misfit_steps = 0  # until when steps are recorded, because one differed from it and exceeded the budget
         self.is_over_somewhere = False  # no plan met the budget with what was resident
         self.is_stored = False  # an earlier run made it
-        self.host: MeasuredIssue | None = None  # in the last steps that followed it and were measured
+        self.host: HostOfPlan | None = None  # in the last steps that followed it and were measured
         self.is_bound_by_host = False
         self.plans_for_host = 0
         self._served: list[SaveKey] = []  # first saves of larger steps that it served

@@ -31,7 +31,7 @@ from vdnn.planning.recorded_step import recorded_step
 from vdnn.planning.simulate import simulate, simulate_followed
 from vdnn.runtime.steps.better_plans import BetterPlans
 from vdnn.runtime.steps.executor import Executor
-from vdnn.runtime.steps.host_meter import MeasuredIssue
+from vdnn.runtime.steps.host_meter import HostOfPlan
 from vdnn.runtime.steps.plan_table import PlanOrigin, SizedPlan, StepTally
 from vdnn.runtime.steps.size_model import SizePrediction
 from vdnn.runtime.torch_internals.spans import span
@@ -72,7 +72,7 @@ class BudgetPlanner:
         *,
         where_possible: bool = False,
         known: Plan | None = None,
-        host: MeasuredIssue | None = None,
+        host: HostOfPlan | None = None,
     ) -> PlannedStep:
         """Make a plan for `tightened_bytes` less than the budget. The link's rates are measured from the copies in
         `timeline`, the recorded step's. Raises BudgetError, or VdnnError if the policy has no plan that fits. With
@@ -139,7 +139,7 @@ class BudgetPlanner:
         return _ASSUMED_LINK if timeline is None else measured_costs(timeline, _ASSUMED_LINK)
 
     def on_host(
-        self, recording: Recording, timeline: Timeline | None, host: MeasuredIssue | None
+        self, recording: Recording, timeline: Timeline | None, host: HostOfPlan | None
     ) -> tuple[Recording, LinkCosts]:
         """The step and the costs of the link, on this host if it was measured."""
         costs = self.costs(timeline)
@@ -232,7 +232,7 @@ class PlanMaker:
         sized_plan.follow(sized_plan.recording, planned)
         self._tally.improved_one()
 
-    def plan_for_host(self, sized_plan: SizedPlan, host: MeasuredIssue) -> None:
+    def plan_for_host(self, sized_plan: SizedPlan, host: HostOfPlan) -> None:
         """Called when the host was measured in steps that followed the plan of this size. Plans it again if the host
         needs longer for them than the device."""
         planner, recording, timeline = self.planner, sized_plan.recording, sized_plan.timeline

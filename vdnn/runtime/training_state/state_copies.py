@@ -46,13 +46,13 @@ class StateCopy:
     stream: _C.Stream  # on which torch allocated the tensors
     complete: _C.Event
     nbytes: int
-    under_way: Callable[[], None] | None = None  # blocks until the copies are over; None if that needs no wait
+    wait: Callable[[], None] | None = None  # blocks until the copies are over; None once a stream or the host waits
 
     def __del__(self) -> None:
         """See [Note: Interrupted copies]."""
-        if self.under_way is not None:
+        if self.wait is not None:
             with contextlib.suppress(VdnnError):  # the device is closed or lost, and copies nothing any more
-                self.under_way()
+                self.wait()
 
 
 class StateCopies:
@@ -141,7 +141,7 @@ class StateCopies:
     def settle(self, moving: StateCopy) -> None:
         """Blocks until the copies are over."""
         self._settle(moving.complete)
-        moving.under_way = None
+        moving.wait = None
 
     def settle_uses(self, host: HostTensor) -> None:
         """Blocks until copies that used the memory of `host` before are over, so that the CPU may write it."""
@@ -201,7 +201,7 @@ class StateCopies:
         False if the driver refuses one; those before it may still run."""
         queue, is_out = self.transport.queue, direction is _TO_HOST
         stream = queue.offload_stream if is_out else queue.reload_stream
-        moving.under_way = functools.partial(_drain, self._device, stream, forks.count)
+        moving.wait = functools.partial(_drain, self._device, stream, forks.count)
         try:
             with span(name):
                 self._order(stream, self._point(moving.stream))
@@ -212,7 +212,7 @@ class StateCopies:
                     self._device.copy_async(*ends, host.nbytes, direction, stream)
                 moving.complete = self._point(stream)
         except DriverError:
-            moving.under_way = None  # the caller waits for those that were issued
+            moving.wait = None  # the caller waits for those that were issued
             return False
         for host in moving.hosts:
             host.block.note_use(moving.complete)
@@ -243,7 +243,7 @@ class StateCopies:
 
     def _order_behind(self, moving: StateCopy) -> None:
         self._order(moving.stream, moving.complete)
-        moving.under_way = None
+        moving.wait = None
 
     @contextlib.contextmanager
     def _timed(self, stream: _C.Stream) -> Iterator[None]:
