@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vdnn.runtime.session.first_optimizer_step import bytes_of_step
 
@@ -22,3 +23,10 @@ def test_a_learning_rate_in_a_tensor_is_taken_for_its_number(caplog: pytest.LogC
     assert found[0] is not None
     assert found[0] >= 2 * parameter.nbytes
     assert caplog.records == [], "torch logs an error where a copy of a tensor is made without data"
+
+
+def test_a_learning_rate_without_data_is_no_error() -> None:
+    with FakeTensorMode():
+        parameter = nn.Parameter(torch.zeros(64, 64))
+        optimizer = torch.optim.AdamW([parameter], lr=torch.tensor(1e-2))
+        assert bytes_of_step(optimizer, optimizer.param_groups[0], parameter) is None

@@ -18,9 +18,9 @@ def bytes_of_step(optimizer: torch.optim.Optimizer, group: dict[str, Any], param
     """The bytes that the first step of a parameter of this group takes beside it and its gradient: its state and
     temporary results. Runs a step on a parameter without data. None if that is not possible. What torch runs on the
     CPU is counted: a loop takes no less than a grouped step of one parameter."""
-    options = {name: _without_data(value) for name, value in options_of(group).items()}
     try:
-        with _disable_current_modes():  # a copy of a tensor with data cannot be made without
+        options = {name: _number_of(value) for name, value in options_of(group).items()}
+        with _disable_current_modes():  # FakeTensorMode cannot copy tensors with data, which the optimizer may hold
             none = torch.nn.Parameter(torch.empty(0))
             made = copy_without_state(optimizer, [{**copy.deepcopy(options), "params": [none]}])
         with _disable_current_modes(), FakeTensorMode(), AllocationTracker() as tracker:
@@ -35,7 +35,7 @@ def bytes_of_step(optimizer: torch.optim.Optimizer, group: dict[str, Any], param
         return None
 
 
-def _without_data(value: Any) -> Any:
-    """A number in place of a tensor that has one, such as a learning rate. A tensor with data is no argument of a step
-    without."""
+def _number_of(value: Any) -> Any:
+    """The number of a tensor of one element, such as a learning rate, and any other value itself. A step on parameters
+    without data takes no tensor with data."""
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

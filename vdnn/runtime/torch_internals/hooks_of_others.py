@@ -23,8 +23,8 @@ Pack = Callable[[torch.Tensor], Any]
 
 
 class HooksOfASession(torch.autograd.graph.saved_tensors_hooks):
-    """The hooks of a session. They get parameters themselves if the session `streams` some, and know those of others.
-    Otherwise they get only the memory of parameters that a session around it streams."""
+    """The hooks of a session. They get parameters themselves if the session `streams` some: it finds out which are
+    its own. Otherwise they get only the memory of parameters that a session around it streams."""
 
     def __init__(self, pack_hook: Pack, unpack_hook: Callable[[Any], torch.Tensor], *, streams: bool) -> None:
         super().__init__(pack_hook, unpack_hook)

@@ -109,8 +109,8 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 def storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
-    """The storages that hold its bytes: those of the indices and values of a sparse tensor. None if it has no bytes of
-    its own."""
+    """The storages that hold its bytes: those of the indices and values of a sparse tensor. Empty if it has no bytes
+    of its own."""
     if tensor.layout is torch.sparse_coo:
         return [*storages_of(tensor._indices()), *storages_of(tensor._values())]
     storage = storage_of(tensor)
