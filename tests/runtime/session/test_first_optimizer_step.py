@@ -28,5 +28,6 @@ def test_a_learning_rate_in_a_tensor_is_taken_for_its_number(caplog: pytest.LogC
 def test_a_learning_rate_without_data_is_no_error() -> None:
     with FakeTensorMode():
         parameter = nn.Parameter(torch.zeros(64, 64))
-        optimizer = torch.optim.AdamW([parameter], lr=torch.tensor(1e-2))
+        optimizer = torch.optim.AdamW([parameter], lr=1e-2)
+        optimizer.param_groups[0]["lr"] = torch.empty(())
         assert bytes_of_step(optimizer, optimizer.param_groups[0], parameter) is None
