@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from vdnn.hardware import HostFigures
 from vdnn.runtime.machine.allocation_tracker import AllocationTracker
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal import operation_memo
@@ -20,6 +21,7 @@ from vdnn.runtime.torch_internals import dispatch_entry
 
 Run = Callable[..., Any]
 _run: Run = OperationMemo.run
+HOST = HostFigures(operation_ns=5, launch_ns=7, save_ns=0, copy_ns=0, recompute_ns=0)
 WIDTH, TOKENS = 64, 12
 
 
@@ -44,6 +46,25 @@ class Recurrence(nn.Module):
             if made[:, token].isnan().any():
                 raise AssertionError("nothing is NaN")
         return self.out(functional.gelu(made.transpose(0, 1).contiguous().masked_fill_(made.transpose(0, 1) < 0, 0.0)))
+
+
+class Maxima(nn.Module):
+    """A loop as in RWKV: the derivative of a maximum compares numbers, and the first steps add to known zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keys, made = self.into(x), torch.zeros_like(x)
+        largest, total = torch.zeros(x.shape[0], WIDTH), torch.zeros(x.shape[0], WIDTH)
+        for token in range(x.shape[1]):
+            key = keys[:, token]
+            maximum = torch.maximum(largest, key)
+            total = torch.exp(largest - maximum) * total + torch.exp(key - maximum)
+            made[:, token] = total
+            largest = maximum
+        return made
 
 
 class Attention(nn.Module):
@@ -74,6 +95,7 @@ PROGRAMS: dict[str, Callable[[int], Any]] = {
         Recurrence().bfloat16(),
         torch.randn(batch, TOKENS, WIDTH, dtype=torch.bfloat16),
     ),
+    "maxima in a loop": lambda batch: (Maxima(), torch.randn(batch, TOKENS, WIDTH)),
     "attention in mixed precision, checkpointed": lambda batch: (Attention(), torch.randn(batch, TOKENS, WIDTH)),
     "convolutions": lambda batch: (convolutions(), torch.randn(batch, 8, 32, 32)),
     "LSTM cells": lambda batch: (Cells(), torch.randn(batch, TOKENS, WIDTH)),
@@ -103,7 +125,8 @@ def test_a_rehearsal_is_the_same_with_and_without_a_memo(
     name: str, optimizer: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = rehearsed(name, optimizer)
-    monkeypatch.setattr(OperationMemo, "_is_noted", lambda memo, func: False)
+    monkeypatch.setattr(OperationMemo, "_operation", lambda memo, func: None)
+    monkeypatch.setattr(OperationMemo, "detached", lambda memo, tensor: None)
     assert found == rehearsed(name, optimizer)
 
 
@@ -122,17 +145,19 @@ def test_what_a_memo_has_is_what_torch_finds_anew(name: str, monkeypatch: pytest
         return _run(memo, func, args, kwargs, rehearse)
 
     memo_run: list[Run] = []
+    monkeypatch.setattr(OperationMemo, "detached", lambda memo, tensor: None)  # as any other operation
     monkeypatch.setattr(OperationMemo, "_again", again)
     monkeypatch.setattr(OperationMemo, "run", run)
     rehearsed(name, "adamw")
     assert len(compared) > 100
 
 
-def test_a_loop_runs_from_the_memo() -> None:
+@pytest.mark.parametrize("kind", [Recurrence, Maxima])
+def test_a_loop_runs_from_the_memo(kind: type[nn.Module]) -> None:
     """All but a few operations of each kind."""
     with VirtualMachine("h100") as machine, stage(machine) as values:
         assert values.memo is not None
-        model, x = Recurrence(), torch.randn(4, TOKENS, WIDTH)
+        model, x = kind(), torch.randn(4, TOKENS, WIDTH)
         model(x).sum().backward()
         hits, before = values.memo.hits, machine.operations
         model(x).sum().backward()
@@ -153,6 +178,47 @@ def test_values_are_followed_as_without_a_memo() -> None:
         assert values.stand_ins.given == ()
         (data * 2).sum().item()
         assert len(values.stand_ins.given) == 1
+
+
+def test_what_is_expected_of_results_is_expected_each_time() -> None:
+    with VirtualMachine("h100") as machine, stage(machine) as values:
+        assert values.memo is not None
+        data, zeros = torch.randn(8) @ torch.randn(8, 8), torch.zeros(8)
+        for _ in range(3):
+            assert not (data == data * 2).any()
+            assert (data == data).all()  # the test for NaN
+            assert (data * 3).topk(2).indices.max().item() < 8
+            assert not (data + zeros).isnan().any()
+            mask = torch.isfinite(data)
+            assert mask.all()
+        hits = values.memo.hits
+        data == data * 2  # noqa: B015
+        data + zeros
+        assert values.memo.hits == hits + 3
+
+
+def test_a_detached_tensor_is_what_torch_makes_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    with VirtualMachine("h100", host=HOST) as machine, stage(machine) as values:
+        assert values.memo is not None
+        base = nn.Linear(6, 6)(torch.randn(4, 6))[1:, ::2]
+        hits, issued_ns, allocated = values.memo.hits, machine.issued_ns, machine.allocated_bytes
+        detached = base.detach()
+        assert values.memo.hits == hits + 1
+        taken_ns = machine.issued_ns - issued_ns
+        monkeypatch.setattr(OperationMemo, "detached", lambda memo, tensor: None)
+        monkeypatch.setattr(OperationMemo, "_operation", lambda memo, func: None)
+        values.memo._of.clear()
+        issued_ns = machine.issued_ns
+        anew = base.detach()
+        assert machine.issued_ns - issued_ns == taken_ns > 0
+        assert machine.allocated_bytes == allocated
+        for name in ("shape", "dtype", "device", "requires_grad", "_version", "is_leaf", "fake_device", "fake_mode"):
+            assert getattr(detached, name) == getattr(anew, name), name
+        assert (detached.stride(), detached.storage_offset()) == (anew.stride(), anew.storage_offset())
+        assert detached.untyped_storage()._cdata == base.untyped_storage()._cdata
+        assert torch._C._dispatch_keys(detached) == torch._C._dispatch_keys(anew)
+        detached.mul_(2.0)
+        assert base._version == anew._version == detached._version == 1
 
 
 def test_views_share_the_memory_of_what_they_view() -> None:

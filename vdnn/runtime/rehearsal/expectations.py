@@ -66,10 +66,10 @@ class Expectations:
         """Do the expectations of its arguments decide on those of its results?"""
         return func._overloadpacket.__name__.removesuffix("_") in _RULES
 
-    def stays_unknown(self, func: Any) -> bool:
-        """Has no result an expectation, if no argument is a tensor that has one?"""
+    def are_new(self, func: Any) -> bool:
+        """May its results have an expectation where no argument is a tensor that has one?"""
         rule = _RULES.get(func._overloadpacket.__name__.removesuffix("_"))
-        return rule is None or rule in _CARRY
+        return rule is not None and rule not in _CARRY
 
     def _drop(self, key: int, gone: weakref.ref[torch.UntypedStorage]) -> None:
         found = self._held.get(key)

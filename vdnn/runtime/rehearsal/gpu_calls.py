@@ -31,6 +31,8 @@ _HERE = "cpu"
 _STAYS = frozenset({torch.Tensor.cuda, torch.Tensor.pin_memory})
 _ARRAYS: tuple[Any, ...] = (torch.Tensor.numpy, torch.Tensor.__array__)
 _SETS_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_SPECIAL = frozenset({torch.device, torch.Tensor.__deepcopy__, torch.Tensor.__format__, _SETS_DATA, *_STAYS, *_ARRAYS})
+_NAMES_A_DEVICE = frozenset({str, torch.device})
 _QUIET = ("synchronize", "set_device", "reset_peak_memory_stats", "reset_max_memory_allocated", "empty_cache")
 
 
@@ -45,20 +47,23 @@ class OnTheCard(CudaShaped):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.device:
-            return func(*args, **(kwargs or {}))  # the program may look at its type
-        if func in _STAYS:
-            return args[0]
-        if func in _ARRAYS:
-            return self._array_of(args[0])
-        if func is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
-            return _copied(*args)
-        if func is torch.Tensor.__format__ and _is_number(args[0]):
-            return format(args[0].detach().item(), *args[1:])
-        if func == _SETS_DATA and isinstance(args[0], FakeTensor):
-            args[0].constant = getattr(args[1], "constant", None)
-        if any(_is_gpu(one) for one in args):
-            args = tuple(_HERE if _is_gpu(one) else one for one in args)
+        if func in _SPECIAL:
+            if func is torch.device:
+                return func(*args, **(kwargs or {}))  # the program may look at its type
+            if func in _STAYS:
+                return args[0]
+            if func in _ARRAYS:
+                return self._array_of(args[0])
+            if func is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
+                return _copied(*args)
+            if func is torch.Tensor.__format__ and _is_number(args[0]):
+                return format(args[0].detach().item(), *args[1:])
+            if func == _SETS_DATA and isinstance(args[0], FakeTensor):
+                args[0].constant = getattr(args[1], "constant", None)
+        for one in args:
+            if type(one) in _NAMES_A_DEVICE and _is_gpu(one):
+                args = tuple(_HERE if _is_gpu(one) else one for one in args)
+                break
         if kwargs and _is_gpu(kwargs.get("device")):
             kwargs = {**kwargs, "device": _HERE}
         return self.translated(func, args, kwargs or {})

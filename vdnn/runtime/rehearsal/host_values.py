@@ -23,12 +23,13 @@ from vdnn.runtime.rehearsal.dtype_checks import DtypeChecks
 from vdnn.runtime.rehearsal.expectations import Expectations
 from vdnn.runtime.rehearsal.known_values import MOST_BYTES, KnownValues
 from vdnn.runtime.rehearsal.norm_statistics import NormStatistics
-from vdnn.runtime.rehearsal.operation_memo import LIFTS, OperationMemo
+from vdnn.runtime.rehearsal.operation_memo import LIFTS, DependsOnValues, Follow, OperationMemo
 from vdnn.runtime.rehearsal.stand_ins import StandIns
 from vdnn.runtime.torch_internals.dispatch_entry import turns_dynamo_off
 from vdnn.runtime.torch_internals.tensor_kinds import CLASSES_WITH_DATA
 
 _aten = torch.ops.aten
+_DETACH = _aten.detach.default
 _DEFAULT_GPU, _CPU = torch.device("cuda"), torch.device("cpu")
 _READS_OR_SIZES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 # These write every element of the tensor that they are called on, whatever it had before.
@@ -60,7 +61,7 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._dtypes = DtypeChecks()
         self.statistics = NormStatistics()
         self._mode: FakeTensorMode | None = None
-        self.memo = OperationMemo(machine, self._stays_unknown, self._may_have_value) if machine else None
+        self.memo = OperationMemo(machine, self._values_of) if machine else None
 
     def __enter__(self) -> HostValues:
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
@@ -70,17 +71,23 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def _may_have_value(self, func: OpOverload) -> Callable[[torch.Tensor], bool] | None:
-        """Asks whether a tensor has a value that results of the operation depend on, known or expected."""
+    def _values_of(self, func: OpOverload) -> tuple[DependsOnValues | None, Follow | None] | None:
+        """Tells the memo when known or expected values of arguments decide on the values of results."""
+        known, expectations = self._known, self._expectations
         if func.is_view:
-            return None  # the values are those of the storage
-        if not self._expectations.follows(func):
-            return self._known.may_have
-        return lambda tensor: self._known.may_have(tensor) or self._expectations.has(tensor)
+            return None, None  # the values are those of the storage
+        writes = func._schema.is_mutable
+        if writes and func in _OVERWRITES and func is not _aten.copy_.default:
+            return None
+        # A write makes what was known unknown. Else the results are known if all arguments are.
+        is_known = known.may_have_any if writes else known.may_have_all
+        if not expectations.follows(func):
+            return is_known, None
 
-    def _stays_unknown(self, func: OpOverload) -> bool:
-        """Have the results no values, if no argument has one?"""
-        return (func not in _OVERWRITES or func is _aten.copy_.default) and self._expectations.stays_unknown(func)
+        def depends_on_values(tensors: list[torch.Tensor]) -> bool:
+            return is_known(tensors) or any(map(expectations.has, tensors))
+
+        return depends_on_values, expectations.follow if expectations.are_new(func) else None
 
     def array_of(self, tensor: torch.Tensor) -> Any:
         """A numpy array of the known values, or of the expected ones."""
@@ -109,6 +116,10 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunction():
             if self.memo is None:
                 return self._anew(func, args, kwargs)
+            if func is _DETACH:
+                detached = self.memo.detached(args[0])
+                if detached is not None:
+                    return detached
             return self.memo.run(func, args, kwargs, self._anew)
 
     def _anew(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

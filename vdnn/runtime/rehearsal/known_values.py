@@ -26,9 +26,15 @@ class KnownValues:
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return self._stored(tensor) is not None
 
-    def may_have(self, tensor: torch.Tensor) -> bool:
-        """False only if the tensor is unknown: the cheaper question."""
-        return tensor.untyped_storage()._cdata in self._values
+    def may_have_any(self, tensors: list[torch.Tensor]) -> bool:
+        """False only if they are all unknown: the cheaper question."""
+        values = self._values
+        return any(one.untyped_storage()._cdata in values for one in tensors)
+
+    def may_have_all(self, tensors: list[torch.Tensor]) -> bool:
+        """False only if one of them is unknown."""
+        values = self._values
+        return all(one.untyped_storage()._cdata in values for one in tensors)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A real tensor of this geometry on the known bytes: a write to it changes what is known. None if unknown."""

@@ -50,6 +50,8 @@ _VALUES: Final = frozenset(
 
 _MISS: Any = object()
 Rehearse = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+DependsOnValues = Callable[[list[torch.Tensor]], bool]
+Follow = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 
 class _New(NamedTuple):
@@ -82,29 +84,29 @@ class _Outcome(NamedTuple):
 class _Repeated:
     """Holds what was noted of one operation, by the geometry of its arguments. None: that cannot be noted."""
 
-    __slots__ = ("func", "has_value", "is_mutable", "noted")
+    __slots__ = ("depends_on_values", "follow", "func", "is_mutable", "noted")
 
-    def __init__(self, func: Any, has_value: Callable[[torch.Tensor], bool] | None) -> None:
+    def __init__(self, func: Any, depends_on_values: DependsOnValues | None, follow: Follow | None) -> None:
         self.func = func  # keeps its id
-        self.has_value = has_value
+        self.depends_on_values = depends_on_values
+        self.follow = follow
         self.is_mutable = func._schema.is_mutable
         self.noted: dict[object, _Outcome | None] = {}
 
 
 class OperationMemo:
-    """The operations of one rehearsal. `stays_unknown(func)`: have its results no value, if no argument has one?
-    `asks(func)` is what tells whether an argument has one, or None if the results do not depend on that."""
+    """The operations of one rehearsal. `values_of(func)`: what tells whether values of these arguments decide on the
+    results, or None if values never do; and what is called with the results if they do not, or None. It is None itself
+    if the results have values that no argument has."""
 
     def __init__(
         self,
         machine: VirtualMachine,
-        stays_unknown: Callable[[Any], bool],
-        asks: Callable[[Any], Callable[[torch.Tensor], bool] | None],
+        values_of: Callable[[Any], tuple[DependsOnValues | None, Follow | None] | None],
     ) -> None:
         self._machine = machine
         self._tracker = machine.tracker
-        self._stays_unknown = stays_unknown
-        self._asks = asks
+        self._values_of = values_of
         self._of: dict[int, _Repeated | None] = {}  # by the id of an operation; None: it is not noted
         self._count = 0
         self._results: FakeResults | None = None
@@ -124,16 +126,16 @@ class OperationMemo:
         key, tensors = _key_of(args, kwargs)
         if key is None:
             return rehearse(func, args, kwargs)
-        has_value = operation.has_value
-        if has_value is not None:
-            for one in tensors:
-                if has_value(one):
-                    return rehearse(func, args, kwargs)
+        if operation.depends_on_values is not None and operation.depends_on_values(tensors):
+            return rehearse(func, args, kwargs)
         found = operation.noted.get(key, _MISS)
         if found is None:
             return rehearse(func, args, kwargs)
         if found is not _MISS:
-            return self._again(found, made, func, args, kwargs, tensors)
+            out = self._again(found, made, func, args, kwargs, tensors)
+            if operation.follow is not None:
+                operation.follow(func, args, kwargs, out)
+            return out
         out = rehearse(func, args, kwargs)
         if self._count == _MOST:
             self._of.clear()
@@ -144,16 +146,20 @@ class OperationMemo:
             self._count += 1
         return out
 
-    def _operation(self, func: Any) -> _Repeated | None:
-        is_noted = isinstance(func, torch._ops.OpOverload) and self._is_noted(func)
-        return _Repeated(func, self._asks(func)) if is_noted else None
+    def detached(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The result of detach(), a fifth of all operations: each save makes one. None if it has to be rehearsed."""
+        made = self._results
+        if made is None or type(tensor) is not FakeTensor or not _is_simple(tensor):
+            return None
+        self.hits += 1
+        self._machine.advance_by(0, None)
+        return made.alias(tensor)
 
-    def _is_noted(self, func: Any) -> bool:
-        if func in _NOT_NOTED or any(tag in func.tags for tag in _UNNOTED_TAGS) or not func.name().startswith("aten::"):
-            return False
-        if func.is_view and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-            return False  # may be a view or a copy
-        return self._stays_unknown(func)
+    def _operation(self, func: Any) -> _Repeated | None:
+        if not isinstance(func, torch._ops.OpOverload) or not _may_be_noted(func):
+            return None
+        values = self._values_of(func)
+        return None if values is None else _Repeated(func, *values)
 
     def _again(
         self,
@@ -190,8 +196,6 @@ class OperationMemo:
             return None
         results = []
         for one in (out,) if kind is None else out:
-            if not _is_usual(one):
-                return None
             result = _result_of(func, one, tensors)
             if result is None:
                 return None
@@ -203,21 +207,35 @@ class OperationMemo:
         return _Outcome(tuple(results), kind, *self._machine.cost_of(func, args, kwargs, out))
 
 
-def _is_usual(tensor: Any) -> bool:
-    return (
-        type(tensor) is FakeTensor
-        and tensor.fake_device == _CPU
-        and tensor.constant is None
-        and tensor.layout is torch.strided
-        and not tensor.dtype.is_complex
-        and not (tensor.is_neg() or tensor._is_zerotensor() or tensor.requires_grad)
+def _may_be_noted(func: Any) -> bool:
+    if func in _NOT_NOTED or any(tag in func.tags for tag in _UNNOTED_TAGS) or not func.name().startswith("aten::"):
+        return False
+    # One of these may give a view or a copy.
+    return not (
+        func.is_view and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
     )
 
 
-def _result_of(func: Any, result: torch.Tensor, tensors: list[torch.Tensor]) -> _New | _View | _Written | None:
+def _is_usual(tensor: Any) -> bool:
+    return type(tensor) is FakeTensor and _is_simple(tensor) and not tensor.requires_grad
+
+
+def _is_simple(tensor: FakeTensor) -> bool:
+    """True if shape, strides, offset and dtype say all of it."""
+    return (
+        tensor.constant is None
+        and tensor.fake_device == _CPU
+        and tensor.layout is torch.strided
+        and not (tensor.dtype.is_complex or tensor.is_neg() or tensor._is_zerotensor())
+    )
+
+
+def _result_of(func: Any, result: Any, tensors: list[torch.Tensor]) -> _New | _View | _Written | None:
     for position, one in enumerate(tensors):
         if one is result:
             return _Written(position) if func._schema.is_mutable else None
+    if not _is_usual(result):
+        return None
     shape, stride, storage = tuple(result.shape), result.stride(), result.untyped_storage()
     if func.is_view or func is _aten._unsafe_view.default:
         if storage._cdata != tensors[0].untyped_storage()._cdata:
@@ -248,12 +266,9 @@ def _add(parts: list[object], tensors: list[torch.Tensor], values: Any) -> bool:
     for one in values:
         kind = type(one)
         if kind is FakeTensor:
-            if one.constant is not None or one.fake_device != _CPU or one.layout is not torch.strided:
+            if not _is_simple(one):
                 return False
-            dtype = one.dtype
-            if dtype.is_complex or one.is_neg() or one._is_zerotensor():
-                return False
-            parts += (one.shape, one.stride(), one.storage_offset(), dtype)
+            parts += (one.shape, one.stride(), one.storage_offset(), one.dtype)
             tensors.append(one)
         elif kind in _VALUES:
             if one != one:

@@ -17,6 +17,7 @@ class FakeResults:
 
     def __init__(self, mode: FakeTensorMode, device: torch.device) -> None:
         self._device = device
+        self._empty: dict[torch.dtype, torch.Tensor] = {}
         with _C._DisableTorchDispatch():
             elem = torch.empty(0, device="meta")
         self._attributes = dict(vars(FakeTensor(mode, elem, device)))
@@ -38,9 +39,17 @@ class FakeResults:
         """A tensor on the storage of another one."""
         storage = of.untyped_storage()
         with _C._DisableTorchDispatch():
-            elem = _empty_strided((0,), (1,), dtype=dtype, device="meta")
+            empty = self._empty.get(dtype)
+            if empty is None:
+                empty = self._empty[dtype] = _empty_strided((0,), (1,), dtype=dtype, device="meta")
+            elem = empty.detach()
             elem.set_(storage, offset, shape, stride)
             return self._fake(elem)
+
+    def alias(self, of: torch.Tensor) -> torch.Tensor:
+        """A tensor on all that another one shows."""
+        with _C._DisableTorchDispatch():
+            return self._fake(of)
 
     def _fake(self, elem: torch.Tensor) -> torch.Tensor:
         made = _make_subclass(FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=self._device)
