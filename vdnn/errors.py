@@ -175,7 +175,8 @@ class BudgetError(VdnnError, ValueError):
 
 
 class RehearsalError(VdnnError, RuntimeError):
-    """The user's code raised an error in a rehearsal: while `doing` something, at `place`, a line of the program."""
+    """The user's code raised an error in a rehearsal or an observed step: while `doing` something, at `place`, a line
+    of the program."""
 
     def __init__(self, *, doing: str, problem: str, place: str, advice: str) -> None:
         self.doing, self.problem, self.place, self.advice = doing, problem, place, advice

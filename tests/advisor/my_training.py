@@ -36,6 +36,35 @@ def workload(batch: int) -> tuple[nn.Module, torch.Tensor]:
     return perceptron(), torch.randn(batch, WIDTH)
 
 
+def of_other_widths() -> tuple[Any, ...]:
+    _, loader, _, loss = loop()
+    model = nn.Sequential(nn.Linear(WIDTH + 1, 2))
+    return model, loader, torch.optim.SGD(model.parameters()), loss
+
+
+class _Fails:
+    def __getitem__(self, index: int) -> Any:
+        raise KeyError("label")
+
+    def __len__(self) -> int:
+        return 4
+
+
+class _CannotBegin(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        raise FileNotFoundError("no data here")
+
+
+def with_a_loader_that_fails() -> tuple[Any, ...]:
+    model, _, optimizer, loss = loop()
+    return model, DataLoader(_Fails(), batch_size=2), optimizer, loss  # type: ignore[arg-type]
+
+
+def with_a_loader_that_cannot_begin() -> tuple[Any, ...]:
+    model, _, optimizer, loss = loop()
+    return model, _CannotBegin(vectors(), batch_size=BATCH), optimizer, loss
+
+
 def empty() -> tuple[Any, ...]:
     model, _, optimizer, loss = loop()
     return model, DataLoader(vectors(BATCH), batch_size=2 * BATCH, drop_last=True), optimizer, loss

@@ -71,6 +71,23 @@ def test_a_folder_that_is_not_there_is_named(
     assert f"the folder {tmp_path / 'no'} does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "is_folder", "sentence"),
+    [
+        ("--html", True, "expected a file to write, got a folder"),
+        ("--trace", True, "expected a file to write, got a folder"),
+        ("--figures", False, "expected a folder for --figures, got a file"),
+    ],
+)
+def test_a_file_for_a_folder_is_refused(
+    option: str, is_folder: bool, sentence: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir() if is_folder else place.touch()
+    assert main(["report", str(run), option, str(place)]) == 2
+    assert capsys.readouterr().err == f"vdnn report: {place}: {sentence}.\n"
+
+
 def test_a_session_saves_what_a_report_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     session = trained_virtually("resnet", budget="90%")
     session.save(tmp_path / "run", "resnet")

@@ -24,9 +24,11 @@ from vdnn.advisor.loop_training import LoopTraining
 from vdnn.advisor.parts import Parts
 from vdnn.errors import InvalidArgumentError
 from vdnn.runtime.rehearsal.random_state import random_state_kept
+from vdnn.runtime.rehearsal.user_code import user_code
 
 Clock = Callable[[], int]
 _FEWEST_TIMED = 2
+_NO_MORE = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +93,16 @@ def _batches(training: LoopTraining, steps: int, clock: Clock) -> tuple[list[Any
     """The first batches and the time for each. The caller ignores the first time, in which the workers start."""
     batches: list[Any] = []
     waits: list[int] = []
-    iterator = iter(training.loader)
+    taking = user_code("taking a batch of the loader", has_data=True)
+    with taking:
+        iterator = iter(training.loader)
     for _ in range(max(steps, _FEWEST_TIMED) + 1):
         begin_ns = clock()
-        try:
-            batches.append(next(iterator))
-        except StopIteration:
+        with taking:
+            batch = next(iterator, _NO_MORE)
+        if batch is _NO_MORE:
             break
+        batches.append(batch)
         waits.append(clock() - begin_ns)
     if not batches:
         raise InvalidArgumentError(argument="loader", expected="at least one batch", got="none")
@@ -114,7 +119,8 @@ def _run(
         parts = training.parts_of(model, optimizer, loss, batch)
         with Census(model, optimizer, host_reads) as census:
             census.begin_step()
-            do_step(parts)
+            with user_code("running a step", has_data=True):
+                do_step(parts)
         counts.append(census.counts)
     if training.device.type != "cuda":
         return counts, None

@@ -134,11 +134,11 @@ def _report(options: argparse.Namespace) -> int:
 
     run = read_run(options.run)
     if options.trace is not None:
-        _require_folder(options.trace)
+        _require_place_of_file(options.trace)
         count = write_trace(run, options.trace)
         _print_written(f"{options.trace}: {count} timelines" if count else f"{options.trace}: empty, no timelines")
     if options.html is not None:
-        _require_folder(options.html)
+        _require_place_of_file(options.html)
         write_html(run, options.html)
         _print_written(options.html)
         try:
@@ -146,6 +146,8 @@ def _report(options: argparse.Namespace) -> int:
         except LibraryMissingError as missing:
             sys.stderr.write(f"vdnn report: the page has no figures: {missing}\n")
     if options.figures is not None:
+        if Path(options.figures).exists() and not Path(options.figures).is_dir():
+            raise VdnnError(f"{options.figures}: expected a folder for --figures, got a file.")
         paths = write_figures(run, options.figures)
         _print_written(f"{options.figures}: {len(paths)} files")
     if options.trace is None and options.html is None and options.figures is None:
@@ -153,7 +155,9 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _require_folder(path: str) -> None:
+def _require_place_of_file(path: str) -> None:
+    if Path(path).is_dir():
+        raise VdnnError(f"{path}: expected a file to write, got a folder.")
     folder = Path(path).absolute().parent
     if not folder.is_dir():
         raise VdnnError(f"{path}: the folder {folder} does not exist. Make it first.")

@@ -254,7 +254,7 @@ def _largest_batches(
     on_progress: Callable[[str], None],
 ) -> str:
     from vdnn.hardware import load_profile
-    from vdnn.runtime.rehearsal.largest_batch import CannotSearch, largest_batches
+    from vdnn.runtime.rehearsal.largest_batch import CannotSearch, largest_batches, or_more
 
     hardware = step_options["hardware"]
     profile = load_profile(hardware) if isinstance(hardware, str) else hardware
@@ -276,7 +276,7 @@ def _largest_batches(
         on_progress("")
     slower = f" (there a step takes {100 * (largest.slowdown - 1):.1f} % longer than if everything could be kept)"
     return (
-        f"{largest.kept} with everything kept, {largest.planned} with plans"
+        f"{or_more(largest.kept)} with everything kept, {or_more(largest.planned)} with plans"
         f"{slower if largest.planned > largest.kept else ''}, on {format_bytes(budget_bytes)}"
     )
 
@@ -445,7 +445,7 @@ def plan_whole_training(
 
 def _largest_batch(ahead: Any, first: int, on_progress: Callable[[str], None]) -> str:
     from vdnn.planning.training.least_placement import fitting_placement, least_training_bytes
-    from vdnn.runtime.rehearsal.largest_batch import CannotSearch, find_largest_batch
+    from vdnn.runtime.rehearsal.largest_batch import CannotSearch, find_largest_batch, or_more
 
     host_bytes = ahead.terms.machine.host_bytes
 
@@ -459,7 +459,7 @@ def _largest_batch(ahead: Any, first: int, on_progress: Callable[[str], None]) -
         largest = find_largest_batch(spare_bytes, first=first, on_progress=on_progress)
     except CannotSearch as error:
         return f"not found, {error}"
-    return f"{largest}, on {format_bytes(host_bytes)} of host memory"
+    return f"{or_more(largest)}, on {format_bytes(host_bytes)} of host memory"
 
 
 def _largest_model(ahead: Any, report: Any, on_progress: Callable[[str], None]) -> str:

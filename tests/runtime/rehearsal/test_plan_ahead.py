@@ -239,6 +239,15 @@ def test_the_command_finds_the_largest_batch(budget: str | None, capsys: pytest.
     assert f"(there a step takes {slower:.1f} % longer than if everything could be kept)" in line
 
 
+def test_a_search_that_ends_at_its_limit_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = largest_batch.LargestBatches(64, largest_batch.MOST, 1.0)
+    monkeypatch.setattr(largest_batch, "largest_batches", lambda *one, **two: found)
+    _, out, _ = ran(capsys, PERCEPTRON, "--batch", "4096", "--hardware", "titan-x", "--largest-batch", "--no-bound")
+    assert f"  largest batch: 64 with everything kept, {largest_batch.MOST} or more with plans" in out
+
+
 def test_a_batch_that_cannot_be_tried_leaves_the_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

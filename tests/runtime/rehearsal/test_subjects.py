@@ -170,6 +170,24 @@ def test_an_adapter_trains_the_frozen_model_under_it() -> None:
     assert 0 < found.gradient_bytes < found.parameter_bytes / 10
 
 
-def test_a_small_step_says_what_to_do() -> None:
+def test_a_small_step_says_what_to_do_and_nothing_else(recwarn: pytest.WarningsRecorder) -> None:
     with pytest.raises(VdnnError, match="Pass a smaller min_bytes"):
         rehearsed(programs.plain, 2)
+    assert not recwarn
+
+
+def test_a_step_without_a_backward_pass_is_refused() -> None:
+    class Forward:
+        def __init__(self, batch: int) -> None:
+            self.model, self.rows = programs.net(), torch.randn(batch, WIDTH)
+
+        def step(self) -> None:
+            self.model(self.rows).sum()
+
+    with pytest.raises(VdnnError, match="runs no backward pass"):
+        rehearsed(Forward)
+
+
+def test_a_lazy_module_is_refused_with_what_to_do() -> None:
+    with pytest.raises(VdnnError, match="lazy module: give the module its sizes"):
+        rehearsed(lambda batch: (nn.Sequential(nn.LazyLinear(8)), torch.randn(batch, WIDTH)))

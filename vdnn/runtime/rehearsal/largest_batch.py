@@ -63,6 +63,11 @@ def find_largest_batch(
     return fits
 
 
+def or_more(batch: int) -> str:
+    """The batch, and whether the search stopped there."""
+    return f"{batch} or more" if batch == MOST else str(batch)
+
+
 def _next(known: dict[int, float], fits: int, over: int, most: int) -> int:
     """The batch to try, before it is limited to those between `fits` and `over`."""
     nearest = sorted((batch for batch in known if math.isfinite(known[batch])), key=lambda batch: abs(known[batch]))[:2]

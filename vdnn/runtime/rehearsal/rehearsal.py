@@ -128,6 +128,7 @@ def _rehearsed(asked: _Asked, unused: frozenset[str] | None) -> Rehearsal | froz
             policy, plan=plan, device=machine, measure=True, warmup_steps=warmup_steps, min_bytes=min_bytes
         ) as session:
             saves = session._engine.saves
+            session._engine.has_warned = True  # where nothing is offloaded, that is said below
 
             def step(counted: MadeWarmUp | None = None) -> int:
                 values.stand_ins.begin_step()
@@ -169,6 +170,8 @@ def _rehearsed(asked: _Asked, unused: frozenset[str] | None) -> Rehearsal | froz
             f"plan: there is nothing to plan: the step saves no tensor of {min_bytes} or more that may be offloaded. "
             "Pass a smaller min_bytes (--min-bytes) or a larger batch."
         )
+    if not any(life.uses for life in recording.lifetimes):
+        raise VdnnError("plan: the step runs no backward pass through what it saves, so there is nothing to plan.")
     if made is not None:
         recording = replace(recording, parameter_bytes=made.parameter_bytes())
     if host is not None:
