@@ -77,12 +77,19 @@ def main(arguments: list[str] | None = None) -> int:
         return _show(asked.seed, drawn)
     if asked.shrink is not None:
         return _shrink(asked.shrink, drawn)
-    return 1 if run_many(asked.first_seed, asked.programs, asked.workers, drawn).differences else 0
+    summary = run_many(asked.first_seed, asked.programs, asked.workers, drawn, asked.seconds)
+    return 1 if summary.differences else 0
 
 
 def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=__doc__)
     parser.add_argument("--programs", type=int, default=2000)
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="end after so many, with the programs that were run until then",
+    )
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
@@ -260,7 +267,7 @@ def _results(workers: list[_Worker]) -> Iterator[Result | None]:
         yield None
 
 
-def run_many(first_seed: int, programs: int, workers: int, drawn: Drawn) -> Summary:
+def run_many(first_seed: int, programs: int, workers: int, drawn: Drawn, seconds: float = float("inf")) -> Summary:
     summary = Summary(first_seed, programs)
     seeds = range(first_seed, first_seed + programs)
     running = [_Worker(seeds[index::workers], drawn) for index in range(workers)]
@@ -272,6 +279,9 @@ def run_many(first_seed: int, programs: int, workers: int, drawn: Drawn) -> Summ
             if time.monotonic() - said > _SECONDS_BETWEEN_LINES:
                 said = time.monotonic()
                 print(summary.line(), flush=True)
+            if said - summary.began > seconds:
+                print(f"{seconds:.0f} s are over", flush=True)
+                break
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     finally:
