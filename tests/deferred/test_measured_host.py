@@ -21,6 +21,7 @@ from deferred.deferred_accelerator import DeferredAccelerator
 from tests.deferred.gauges import DeferredGauges
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps.host_meter import HostMeter, HostOfPlan, HostTimes
+from vdnn.runtime.steps.planner import PlanMaker
 from vdnn.step.plan import Action, Plan
 
 STEPS = 14
@@ -65,8 +66,10 @@ def train(
     budget_bytes: int | None,
     layer: Callable[[], nn.Module] = nn.Identity,
     host: Callable[[HostTimes], HostTimes] = lambda times: times,
+    waits: Callable[[Ran], None] = lambda ran: None,
 ) -> Ran:
-    """`host` gives the figures that are planned with in place of those that were measured."""
+    """`host` gives the figures that are planned with in place of those that were measured. `waits` is called in each
+    step, behind the hooks."""
     ran = Ran()
     issue = HostMeter._issue
 
@@ -93,6 +96,7 @@ def train(
                 ran.values.append(loss.item())
                 ran.values += [one.grad.cpu() for one in model.parameters() if one.grad is not None]
                 model.zero_grad()
+                waits(ran)
                 if ran.session is not None:
                     ran.session.step()
                     if ran.session.plan is not None and (not ran.plans or ran.plans[-1] is not ran.session.plan):
@@ -147,6 +151,37 @@ def test_a_plan_whose_recomputes_the_host_cannot_issue_in_time_is_made_again(
     recomputed = [sum(one.is_recomputed for one in plan.lifetimes) for plan in ran.plans]
     assert recomputed[-1] < recomputed[0]
     assert "bound by the host: it needs" in ran.report
+
+
+def test_a_plan_for_the_host_that_makes_steps_slower_goes(
+    mode: Mode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a program waits for its device inside of a step, which seems to be a slow host."""
+    # These gauges see no peak between two hooks, so a plan may take more than it says and be made again for less.
+    monkeypatch.setattr(PlanMaker, "tighten", lambda maker, sized_plan, peak_bytes, resident_bytes: None)
+    plain = train(mode, monkeypatch, None)
+
+    def waits(ran: Ran) -> None:
+        plan = None if ran.session is None else ran.session.plan
+        if plan is not None and not any(one.is_recomputed for one in plan.lifetimes):
+            time.sleep(0.4)
+
+    with caplog.at_level("INFO", logger="vdnn"):
+        ran = train(
+            mode,
+            monkeypatch,
+            int(0.6 * plain.peak_bytes),
+            host=lambda times: times._replace(recomputing_ns=10_000_000 * times.recomputes),
+            waits=waits,
+        )
+    assert same(ran.values, plain.values)
+    assert "made steps slower" in caplog.text
+    last, for_host, before = ran.plans[-1], ran.plans[-2], ran.plans[-3]
+    assert last is before
+    assert any(one.is_recomputed for one in last.lifetimes)
+    assert not any(one.is_recomputed for one in for_host.lifetimes)
+    assert "but a plan for that made steps slower" in ran.report
+    assert "bound by the host" not in ran.report
 
 
 def test_a_host_that_is_fast_enough_changes_no_plan(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:

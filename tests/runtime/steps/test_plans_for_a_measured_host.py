@@ -43,8 +43,8 @@ def made(policy: str = "auto", share: float = SHARE) -> tuple[PlanMaker, SizedPl
     return maker, found[0]
 
 
-def host(issue_ns: int, copy_ns: int, recompute_ns: int) -> HostOfPlan:
-    return HostOfPlan(issue_ns, HostFigures(0, 0, 0, copy_ns, recompute_ns))
+def host(issue_ns: int, copy_ns: int, recompute_ns: int, step_ns: int | None = None) -> HostOfPlan:
+    return HostOfPlan(issue_ns, HostFigures(0, 0, 0, copy_ns, recompute_ns), step_ns)
 
 
 def step_ns(maker: PlanMaker, plan: Plan, measured: HostOfPlan) -> int:
@@ -97,6 +97,43 @@ def test_a_plan_is_made_again_for_the_host_a_few_times_only() -> None:
         maker.plan_for_host(sized_plan, expensive[number % 2])
         executors.add(sized_plan.executor)
     assert 1 < len(executors) <= 4
+
+
+def slow_host(step_ns: int | None) -> HostOfPlan:
+    return host(recorded().compute_ns // 2, 1000, recorded().compute_ns // 4, step_ns)
+
+
+@pytest.mark.parametrize(
+    ("before_ns", "after_ns", "goes_back"),
+    [(1000, 1030, True), (1000, 1010, False), (1000, 900, False), (None, 1030, False), (1000, None, False)],
+)
+def test_a_plan_for_the_host_that_makes_steps_slower_goes(
+    before_ns: int | None, after_ns: int | None, goes_back: bool
+) -> None:
+    maker, sized_plan = made()
+    before = sized_plan.executor.plan
+    maker.plan_for_host(sized_plan, slow_host(before_ns))
+    for_host = sized_plan.executor.plan
+    assert for_host is not before
+    maker.plan_for_host(sized_plan, slow_host(after_ns))
+    assert sized_plan.executor.plan is (before if goes_back else for_host)
+    assert maker.latest is sized_plan.executor
+    assert (sized_plan.host_to_plan_for is None) is goes_back
+    for _ in range(3):
+        maker.plan_for_host(sized_plan, slow_host(500))
+    assert (sized_plan.executor.plan is before) is goes_back, "what is measured later changes no decision"
+    maker.leave_room(sized_plan)
+    recomputed = sum(one.is_recomputed for one in before.lifetimes)
+    assert (sum(one.is_recomputed for one in sized_plan.executor.plan.lifetimes) >= recomputed) is goes_back
+
+
+def test_no_plan_from_before_comes_back_once_there_is_another_one() -> None:
+    maker, sized_plan = made()
+    maker.plan_for_host(sized_plan, slow_host(1000))
+    maker.leave_room(sized_plan)
+    after = sized_plan.executor
+    maker.plan_for_host(sized_plan, slow_host(2000))
+    assert sized_plan.executor is after
 
 
 def test_other_policies_keep_their_plans() -> None:

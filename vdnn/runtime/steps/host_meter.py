@@ -9,10 +9,16 @@ long.
 and from then on a launch seems to take as long as a kernel. So the device finishes its work before a step is measured.
 If the queue fills up even then, the time that was measured still is shorter than the step of the device, and so it is
 not taken for a step that the host bounds.
+
+[Note: Whole steps] A program that waits for its device inside of a step seems to be a slow host, and a plan for such a
+host may be slower than the one before it. What the gate measures does not tell the two apart. So the whole time from
+the beginning of a measured step to that of the next one is measured too, and a plan for the host has to be as fast as
+the one that it replaced.
 """
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,10 +59,12 @@ class HostTimes(NamedTuple):
 
 class HostOfPlan(NamedTuple):
     """The host in steps that follow one plan. It issues such a step in `issue_ns`, apart from copies and recomputes,
-    which cost it what `figures` say: a recompute with its operations."""
+    which cost it what `figures` say: a recompute with its operations. `step_ns` is the shortest whole step of training,
+    or None if no two steps in a row were measured: see [Note: Whole steps]."""
 
     issue_ns: int
     figures: HostFigures
+    step_ns: int | None = None
 
 
 class HostMeter:
@@ -68,17 +76,23 @@ class HostMeter:
         self._figures: HostFigures | None = None  # None: assumed when they are first asked for
         self._times: weakref.WeakKeyDictionary[Executor, list[HostTimes]] = weakref.WeakKeyDictionary()
         self._running: Executor | None = None  # the plan of the step that is being measured
+        # The beginning of the last measured step, its plan, and the steps that have ended since.
+        self._begin_ns, self._ended = 0, 0
+        self._begun: weakref.ref[Executor] | None = None
+        self._step_ns: weakref.WeakKeyDictionary[Executor, int] = weakref.WeakKeyDictionary()
 
     def begin(self, gate: _C.Gate, executor: Executor, transport: Transport) -> None:
         """Called at the first save of a settled step."""
         if len(self._times.setdefault(executor, [])) < _MEASURED_STEPS:
             transport.device.drain(transport.current_stream())  # see [Note: A host far ahead]
+            self._note_beginning(executor)
             gate.measure_host()
             self._running = executor
 
     def ended(self, gate: _C.Gate, *, is_whole: bool) -> None:
         """Called when a step has ended. `is_whole`: the gate has served all of it."""
         executor, self._running = self._running, None
+        self._ended += 1
         if executor is None:
             return
         times = HostTimes(*gate.host_times())
@@ -86,7 +100,16 @@ class HostMeter:
         if is_whole and known is not None:
             known.append(times)
             if len(known) == _MEASURED_STEPS:
-                self._measured(executor, self._issue(min(known, key=lambda one: one.total_ns)))
+                host = self._issue(min(known, key=lambda one: one.total_ns))
+                self._measured(executor, host._replace(step_ns=self._step_ns.get(executor)))
+
+    def _note_beginning(self, executor: Executor) -> None:
+        """The device has finished all earlier work."""
+        now_ns = time.perf_counter_ns()
+        if self._ended == 1 and self._begun is not None and self._begun() is executor:
+            step_ns = now_ns - self._begin_ns
+            self._step_ns[executor] = min(step_ns, self._step_ns.get(executor, step_ns))
+        self._begin_ns, self._begun, self._ended = now_ns, weakref.ref(executor), 0
 
     def _issue(self, times: HostTimes) -> HostOfPlan:
         """If the steps of this plan move nothing, or recompute nothing, the last figures of another plan hold on."""

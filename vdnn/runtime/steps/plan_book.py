@@ -140,6 +140,9 @@ class PlanBook:
     def host_lines(self) -> list[str]:
         """For reports: how long the host needs to issue the step that the latest plan is for, if it was measured."""
         sized_plan = self._latest_plan()
+        if sized_plan is not None and sized_plan.host is not None and sized_plan.is_host_misread:
+            seemed = f"{sized_plan.host.issue_ns / 1e6:.2f} ms"
+            return [f"host: seemed to need {seemed} to issue the step, but a plan for that made steps slower"]
         found = None if sized_plan is None or sized_plan.host is None else self.predicted()
         if found is None:
             return []
@@ -163,7 +166,7 @@ class PlanBook:
         recording = sized_plan.recording
         if sized_plan.more_bytes:
             recording = with_more_resident(recording, sized_plan.more_bytes)
-        recording, costs = self._planner.on_host(recording, sized_plan.timeline, sized_plan.host)
+        recording, costs = self._planner.on_host(recording, sized_plan.timeline, sized_plan.host_to_plan_for)
         return recording, simulate(recording, sized_plan.executor.plan, costs)
 
     def _latest_plan(self) -> SizedPlan | None:

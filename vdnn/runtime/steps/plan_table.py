@@ -72,14 +72,17 @@ class SizedPlan:
         self.host: HostOfPlan | None = None  # in the last steps that followed it and were measured
         self.is_bound_by_host = False
         self.plans_for_host = 0
+        self.is_host_misread = False  # a plan for the host that was measured made steps slower
         self._served: list[SaveKey] = []  # first saves of larger steps that it served
         self._roomier: tuple[Recording, PlannedStep] | None = None  # before more was resident
+        self._before_host: tuple[int, Recording, PlannedStep] | None = None  # with the time of its shortest step
         self._planned = planned
         self.follow(recording, planned)
 
     def follow(self, recording: Recording, planned: PlannedStep) -> None:
         """From now on steps of this size follow `planned`."""
         self.recording, self._planned = recording, planned
+        self._before_host = None
         self._least_bytes: int | None = None
         lifetimes = planned.plan.lifetimes
         followed = planned.followed
@@ -106,6 +109,29 @@ class SizedPlan:
         (recording, planned), self._roomier = self._roomier, None
         self.follow(recording, planned)
         return True
+
+    def follow_for_host(self, recording: Recording, planned: PlannedStep) -> None:
+        """Follows a plan for the host that was measured."""
+        before = self.recording, self._planned
+        self.follow(recording, planned)
+        if self.host is not None and self.host.step_ns is not None:
+            self._before_host = self.host.step_ns, *before
+
+    def follow_as_before_host(self, host: HostOfPlan, slower: float) -> bool:
+        """Follows the plan from before `follow_for_host` again if steps took longer since, by more than the share
+        `slower`. From then on what is measured of the host is not planned with."""
+        if self._before_host is None or host.step_ns is None:
+            return False
+        before_ns, recording, planned = self._before_host
+        if host.step_ns <= (1 + slower) * before_ns:
+            return False
+        self.follow(recording, planned)
+        self.is_host_misread, self.is_bound_by_host = True, False
+        return True
+
+    @property
+    def host_to_plan_for(self) -> HostOfPlan | None:
+        return None if self.is_host_misread else self.host
 
     def least_bytes(self, resident_bytes: int) -> int:
         """The smallest budget that the recorded step can meet with `resident_bytes` allocated when it begins."""

@@ -187,6 +187,8 @@ _SHARE_OF_TIME = 0.1
 # A plan for a slow host replaces another one if the step is shorter by more than this share: what it is made of was
 # measured in few steps.
 _WORTH_FOR_HOST = 0.02
+# It has to prove itself: it goes again if whole steps take longer by more than this share.
+_SLOWER_FOR_HOST = 0.02
 
 
 def searches_beside(planner: BudgetPlanner) -> bool:
@@ -234,8 +236,14 @@ class PlanMaker:
 
     def plan_for_host(self, sized_plan: SizedPlan, host: HostOfPlan) -> None:
         """Called when the host was measured in steps that followed the plan of this size. Plans it again if the host
-        needs longer for them than the device."""
+        needs longer for them than the device. If that has made steps slower, the plan before it is followed again."""
         planner, recording, timeline = self.planner, sized_plan.recording, sized_plan.timeline
+        if sized_plan.is_host_misread:
+            return
+        if sized_plan.follow_as_before_host(host, _SLOWER_FOR_HOST):
+            logger.info("vdnn: the plan for the host made steps slower. The plan before it is followed again.")
+            self.latest = sized_plan.executor
+            return
         sized_plan.host = host
         on_host, costs = planner.on_host(recording, timeline, host)
         now = simulate(on_host, sized_plan.executor.plan, costs)
@@ -253,7 +261,7 @@ class PlanMaker:
                     now.host_ns / 1e6,
                     planned.simulated.step_ns / 1e6,
                 )
-                sized_plan.follow(recording, planned)
+                sized_plan.follow_for_host(recording, planned)
                 self.latest = sized_plan.executor
                 self._tally.improved_one()
 
@@ -395,7 +403,7 @@ class PlanMaker:
                 sized_plan.timeline,
                 sized_plan.tightened_bytes,
                 where_possible=where_possible,
-                host=sized_plan.host,
+                host=sized_plan.host_to_plan_for,
             )
             self._tally.made_again()
             follow(recording, planned)
