@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -68,6 +69,43 @@ def test_any_values_come_back_within_the_bound(values: list[float], name: str) -
     packed = CODECS[name](original, transport, Counters())
     assert packed.is_close(original, packed.recompute(PackedView.unpack).view(-1))
     transport.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["bf16", "fp8"])
+def test_masked_scores_come_back_masked_and_their_neighbours_as_without_a_mask(
+    transport: Transport, name: str, dtype: torch.dtype
+) -> None:
+    if not CODECS[name].takes(torch.empty(0, dtype=dtype)):
+        pytest.skip(f"{name} does not encode {dtype}")
+    scores = (torch.randn(5, 100) * 8).to(dtype)
+    mask = torch.rand(5, 100) < 0.4
+    mask[2] = True  # nothing else in a block
+    masked = scores.masked_fill(mask, -math.inf)
+    packed = CODECS[name](masked, transport, Counters())
+    made = packed.recompute(PackedView.unpack).view(5, 100)
+    assert torch.equal(made == -math.inf, mask)
+    assert packed.is_close(packed.flat(masked), made.reshape(-1))
+    unmasked = CODECS[name](scores.masked_fill(mask, 0.0), transport, Counters()).recompute(PackedView.unpack)
+    assert torch.equal(made[~mask], unmasked.view(5, 100)[~mask])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["bf16", "fp8"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_values_behind_which_no_step_is_of_use_do_not_become_finite(
+    transport: Transport, value: float, name: str, dtype: torch.dtype
+) -> None:
+    if not CODECS[name].takes(torch.empty(0, dtype=dtype)):
+        pytest.skip(f"{name} does not encode {dtype}")
+    original = torch.randn(3, 128).to(dtype)
+    original[1, 5:9], original[1, 20], original[1, 77] = value, -math.inf, 0.0
+    made = CODECS[name](original, transport, Counters()).recompute(PackedView.unpack).view(3, 128)
+    if value == value and name == "bf16":
+        assert (made[1, 5:9] == value).all()
+    else:
+        assert made[1, 5:9].isnan().all()
+    assert made[[0, 2]].isfinite().all(), "other blocks are as they were"
 
 
 @pytest.mark.parametrize("size", [(1,), (7,), (8,), (3, 129)])

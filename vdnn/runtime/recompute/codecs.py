@@ -165,7 +165,10 @@ class BFloat16(Codec):
 
 class Float8(Codec):
     """Floats as eight bits (e4m3), with a scale for every 128. The error is at most a sixteenth of the value, or 2^-18
-    of the largest of its 128, or 2^-135."""
+    of the largest of its 128, or 2^-135.
+
+    [Note: Not finite] Masks write -inf into scores, in some steps only. The format has no infinity: its NaN stands for
+    -inf, which does not count for the scale. NaN and +inf, behind which no step is of use, make NaN of their 128."""
 
     name = "fp8"
     is_exact = False
@@ -178,8 +181,10 @@ class Float8(Codec):
         values = self._in_blocks(self.flat(tensor)).to(torch.float32)
         kept = torch.empty(len(values) * (_SCALE_BYTES + _BLOCK), dtype=torch.uint8, device=tensor.device)
         scales, codes = self._parts(kept)
-        scales.copy_(values.abs().amax(1, keepdim=True) / _FLOAT8_LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
-        codes.copy_(values / scales)
+        largest = values.nan_to_num(nan=math.nan, posinf=math.nan, neginf=0.0).abs_().amax(1, keepdim=True)
+        scales.copy_(largest / _FLOAT8_LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
+        # Torch converts infinities to the largest number in one place and to NaN in another.
+        codes.copy_(values.nan_to_num(nan=math.nan, posinf=math.nan, neginf=math.nan).div_(scales))
         return kept
 
     def _parts(self, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,11 +199,13 @@ class Float8(Codec):
 
     def _decoded(self, kept: torch.Tensor) -> torch.Tensor:
         scales, codes = self._parts(kept)
-        values = (codes.to(torch.float32) * scales).to(self._geometry[0])
+        values = codes.to(torch.float32).nan_to_num_(nan=-math.inf, neginf=-math.inf)  # see [Note: Not finite]
+        values = (values * scales).to(self._geometry[0])
         return values.view(-1)[: self._count].clone() if self._count % _BLOCK else values
 
     def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        largest = self._in_blocks(original).abs().amax(1, keepdim=True).expand(-1, _BLOCK).reshape(-1)[: self._count]
+        finite = self._in_blocks(original).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        largest = finite.abs_().amax(1, keepdim=True).expand(-1, _BLOCK).reshape(-1)[: self._count]
         rounded = torch.finfo(original.dtype).eps  # when converted to the original's dtype
         least = (largest * 2.0**-18).clamp_min(_FLOAT8_LEAST)
         return _is_within(original, made, torch.maximum(original.abs() * (1 / 16 + rounded), least))
