@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
+from torch.utils.checkpoint import checkpoint
 
 import vdnn
 from deferred import DeferredAccelerator, Mode
@@ -220,6 +222,32 @@ def with_gradients_of_two_losses(model: nn.Module, optimizer: torch.optim.Optimi
     optimizer.step()
 
 
+class Reader(nn.Module):
+    """Reads the weight of another layer besides its own."""
+
+    def __init__(self, own: nn.Linear, other: nn.Linear) -> None:
+        super().__init__()
+        self.own, self._other = own, [other]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(self.own(x), self._other[0].weight)
+
+
+class Checkpointed(nn.Sequential):
+    """Computes each layer again in the backward."""
+
+    def __init__(self, use_reentrant: bool, has_reader: bool) -> None:
+        first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        super().__init__(first, nn.Tanh(), Reader(last, first) if has_reader else last)
+        self._use_reentrant = use_reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.requires_grad_()
+        for layer in self:
+            x = checkpoint(layer, x, use_reentrant=self._use_reentrant)
+        return x
+
+
 def found(
     program: Program | None,
     mode: Mode,
@@ -228,11 +256,15 @@ def found(
     *,
     frozen: bool = False,
     on: str | None = None,
+    use_reentrant: bool | None = None,
 ) -> list[torch.Tensor]:
-    """Parameters and earlier weights after four steps."""
+    """Parameters and earlier weights after four steps. `use_reentrant`: with checkpoints of this kind, if given."""
     torch.manual_seed(0)
     with DeferredAccelerator(mode, capacity="64MiB") as accelerator, contextlib.ExitStack() as sessions:
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).to("deferred")
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        if use_reentrant is not None:
+            model = Checkpointed(use_reentrant, has_reader=program is not None)
+        model.to("deferred")
         model[0].requires_grad_(not frozen)
         trained = [one for one in model.parameters() if one.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=1e-2)
@@ -280,3 +312,20 @@ STEPS = [
 def test_it_uses_weights_between_backwards_and_in_hooks(step: Any, mode: Mode) -> None:
     expected = found(None, mode, None, step)
     assert all(map(torch.equal, found(None, mode, "all", step), expected))
+
+
+@pytest.mark.drawn(of=2)
+@pytest.mark.parametrize("use_reentrant", [False, True], ids=["not_reentrant", "reentrant"])
+@pytest.mark.parametrize("program", [average, perturbed, distance], ids=lambda program: program.__name__)
+def test_it_mixes_parameters_behind_checkpoints(program: Program, mode: Mode, *, use_reentrant: bool) -> None:
+    step = on_the_devices_of_weights
+    expected = found(program, mode, None, step, use_reentrant=use_reentrant)
+    assert all(map(torch.equal, found(program, mode, "all", step, use_reentrant=use_reentrant), expected))
+
+
+@pytest.mark.drawn(of=2)
+@pytest.mark.parametrize("use_reentrant", [False, True], ids=["not_reentrant", "reentrant"])
+@pytest.mark.parametrize("step", [sharpness_aware, decayed_in_hooks, stepped_in_hooks], ids=lambda step: step.__name__)
+def test_it_uses_weights_in_hooks_between_checkpoints(step: Any, mode: Mode, *, use_reentrant: bool) -> None:
+    expected = found(None, mode, None, step, use_reentrant=use_reentrant)
+    assert all(map(torch.equal, found(None, mode, "all", step, use_reentrant=use_reentrant), expected))

@@ -169,7 +169,10 @@ class ModuleCalls:
             self._writes.call_begins()
         if is_jit_traced():
             self.give_all_back("torch.jit.trace ran inside the session: what it makes holds parameters itself")
-        self._between.end()  # also in a backward, for the modules of a checkpoint
+        if in_backward():  # as for the modules of a checkpoint
+            self._between.pause(self._parameters_read_by(module))
+        else:
+            self._between.end()
         self._running += 1
         called = self._called.get(module, 0)
         if not called:
@@ -177,6 +180,11 @@ class ModuleCalls:
             for part in module.modules():
                 self._look_into(part)
         self._called[module] = called + 1
+
+    def _parameters_read_by(self, module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+        for part in module.modules():
+            yield from (one for one in part._parameters.values() if one is not None)
+            yield from (one.parameter for one in self._read_in.get(part, ()))
 
     def _look_into(self, module: torch.nn.Module) -> None:
         """Finds parameters of other modules that `module` keeps in a list or dict of its own. No hook is called when
@@ -206,7 +214,9 @@ class ModuleCalls:
                 break
         if not stack:
             self._running = max(0, self._running - 1)
-            if not self._running and not in_backward():
+            if in_backward():
+                self._between.resume()
+            elif not self._running:
                 self._end(module)
         if self._too_late:
             use = self._too_late[0]
@@ -237,7 +247,11 @@ class ModuleCalls:
     def _taken(self, parameter: torch.nn.Parameter) -> None:
         """The program takes this parameter from a module."""
         away = self._away.get(id(parameter))
-        if away is not None and not away.users and self._calls.stack and reads_values(2):
+        if away is None or not self._calls.stack:
+            return
+        if in_backward():
+            self._between.pause([parameter])
+        if not away.users and reads_values(2):
             self._read(away)
 
     def _read(self, away: AwayParameter) -> None:

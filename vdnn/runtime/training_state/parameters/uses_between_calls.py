@@ -6,7 +6,8 @@ a parameter is guarded there (parameter_guard), and comes to the device for each
 of `.data`. It leaves with the next use of another one, or at once if it was written to, unless the program holds what
 it got. state_dict(), copies and pickles are made of the host's. Where the program holds memory of the host, or the
 device has no room, parameters are used on the host. No function mode is active, and none is guarded while a module
-runs.
+runs. In a backward, where a checkpoint calls modules again, those that do not run stay guarded: no module that runs
+later would show that the backward is over.
 
 Where the device is the CPU itself, nothing has to move, and trained parameters are guarded only in the first calls of
 a model, for reads with a gradient, such as a penalty on a norm. They make a graph of the host copy, whose gradient
@@ -51,6 +52,7 @@ class UsesBetweenCalls:
         self._held: set[int] = set()
         self.read: set[int] = set()  # ids of parameters that any function has read on the host, or written to
         self._watched: dict[int, torch.nn.Parameter] = {}
+        self._paused: list[torch.nn.Parameter] = []
 
     def begin(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """No module runs from now on."""
@@ -68,8 +70,25 @@ class UsesBetweenCalls:
     def end(self) -> None:
         """A module runs from now on."""
         watched, self._watched = self._watched, {}
+        self._paused.clear()
         for one in watched.values():
             guard_no_longer(one)
+
+    def pause(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """A module that reads these runs in a backward."""
+        if not self._watched:
+            return
+        for one in parameters:
+            if id(one) in self._watched and is_guarded(one):
+                guard_no_longer(one)
+                self._paused.append(one)
+
+    def resume(self) -> None:
+        """That module no longer runs."""
+        paused, self._paused = self._paused, []
+        for one in paused:
+            if id(one) in self._watched and type(one) is torch.nn.Parameter:
+                guard(one, self)
 
     def forget(self, parameter: torch.Tensor) -> None:
         """The session no longer manages this one. If it stayed guarded, the next function that reads it would find that
