@@ -213,3 +213,64 @@ def test_a_hook_on_the_node_of_a_gradient_keeps_its_parameter_on_the_device(regi
     found = [gradients_of(layers, called_twice, mode, managed=one, watch=(register, seen[one])) for one in seen]
     assert seen[True] == seen[False]
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True) if one is not None)
+
+
+class CalledTwice(nn.Module):
+    """Calls its first layer twice, which its parameters do not tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        again: torch.Tensor = self.first(self.second(self.first(x).tanh()).tanh())
+        return again
+
+
+def stepped_in_hooks(parameters: str | None, *, is_called_before: bool) -> tuple[list[str], list[torch.Tensor]]:
+    """The names of the parameters in the order in which their hooks stepped them, and the parameters afterwards."""
+    torch.manual_seed(0)
+    called: list[str] = []
+    with DeferredAccelerator(Mode.RANDOM, capacity="64MiB") as accelerator, contextlib.ExitStack() as sessions:
+        model = CalledTwice().to("deferred")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if parameters is not None:
+            session = vdnn.offload(
+                "vdnn-all", device=accelerator, min_bytes=0, model=model, optimizer=optimizer, parameters="all"
+            )
+            sessions.enter_context(session)
+
+        @torch.no_grad()
+        def step(name: str, parameter: torch.Tensor) -> None:
+            called.append(name)
+            assert parameter.grad is not None
+            parameter.sub_(parameter.grad, alpha=0.1)
+            parameter.grad = None
+
+        for name, parameter in model.named_parameters():
+            parameter.register_post_accumulate_grad_hook(lambda one, name=name: step(name, one))
+        batches = [torch.randn(4, WIDTH).to("deferred") for _ in range(3)]
+        if is_called_before:
+            model(batches[0])
+        for batch in batches:
+            model(batch).square().mean().backward()
+        return called, [one.detach().cpu().clone() for one in model.parameters()]
+
+
+def test_hooks_of_a_layer_that_is_called_twice_are_said_to_run_for_each_part_in_the_first_step() -> None:
+    expected, _ = stepped_in_hooks(None, is_called_before=False)
+    with pytest.warns(vdnn.VdnnWarning, match="is called for each part of it in this step") as warnings:
+        found, _ = stepped_in_hooks("all", is_called_before=False)
+    assert len(warnings) == 1
+    assert len(found) == len(expected) + 2
+    assert found[-2 * len(expected) // 3 :] == expected[-2 * len(expected) // 3 :], (
+        "later steps are as in plain PyTorch"
+    )
+
+
+def test_a_call_before_the_first_step_shows_what_is_called_twice(recwarn: pytest.WarningsRecorder) -> None:
+    expected, values = stepped_in_hooks(None, is_called_before=True)
+    found, ours = stepped_in_hooks("all", is_called_before=True)
+    assert found == expected
+    assert all(map(torch.equal, ours, values))
+    assert not [one for one in recwarn if "each part" in str(one.message)]

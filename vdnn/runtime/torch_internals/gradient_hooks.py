@@ -63,6 +63,11 @@ def hear_last(parameter: torch.Tensor, handle: Any) -> None:
     hooks[handle.id] = hooks.pop(handle.id)
 
 
+def has_hooks_of_others(parameter: torch.Tensor) -> bool:
+    """True if the program has hooks on the gradient of `parameter`."""
+    return any(number not in _ours for where in _LISTS for number in getattr(parameter, where) or ())
+
+
 def _hooks_of(parameter: torch.Tensor) -> Any:
     return parameter._post_accumulate_grad_hooks
 

@@ -7,7 +7,7 @@ until its gradient is there. Tied parameters are known before; others when they 
 lives. By then the first use has a sum of its own. That changes no bit if autograd adds its gradient last. It does so
 unless it is a sum of several, or the graph has gradients of its own (`create_graph=True`), which autograd may run
 behind it. So until the first gradient of a parameter is there, its data stay behind a call of a module that used it
-more than once.
+more than once. A hook on the gradient is called for each sum, which a warning says.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from vdnn.runtime.torch_internals.backward_ends import graph_task
+from vdnn.runtime.torch_internals.gradient_hooks import has_hooks_of_others
 from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
+from vdnn.user_warnings import warn
 
 _MARK = "vdnn"
 _LEAF = 2**64 - 1  # the sequence number of nodes at which gradients are accumulated
@@ -41,6 +43,7 @@ class GraphUses:
         self._let_go = let_go
         self._held: list[AwayParameter] = []
         self.found: set[str] = set()  # names of parameters that were used again
+        self._has_warned = False
 
     def used(self, away: AwayParameter) -> object:
         """A module is about to use `away`, whose data are on the device. Returns an object to keep until the use."""
@@ -87,6 +90,13 @@ class GraphUses:
         was not known."""
         away.is_summed = True
         away.in_parts = sum(mark() is not None for _, mark in away.accumulators) > 1
+        if away.in_parts and not self._has_warned and has_hooks_of_others(away.parameter):
+            self._has_warned = True
+            warn(
+                f"a hook on the gradient of {away.name} is called for each part of it in this step, because a graph "
+                "uses this parameter more than once, which was not known yet. Later steps call it once. Call the model "
+                "once before the first step, and drop what it returns, so that the first step does too."
+            )
         away.accumulators.clear()
         self._release(away)
 
