@@ -1,15 +1,18 @@
-"""The modes of torch around an optimizer's step: autocast, default dtype, dispatch modes, transforms, inference mode.
+"""The modes of torch around what runs later than the program called it: autocast, default dtype, dispatch modes,
+transforms, inference mode.
 
-A step that runs later, in the middle of a forward pass, needs those of the place where the program called it.
+An optimizer's step that runs in the middle of a forward pass needs those of the place where the program called it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
+import weakref
 from collections.abc import Iterable, Iterator
 
 import torch
-from torch.utils._python_dispatch import _pop_mode, _push_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from vdnn.runtime.torch_internals.tensor_kinds import num_dispatch_modes, outside_of_transforms
 
@@ -35,6 +38,30 @@ class SavedModes:
                 if _autocast_of(kind) != (enabled, dtype):
                     stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
             yield
+
+
+class DispatchModes:
+    """The dispatch modes of this moment. Each thread has its own; threads of autograd have those of the backward."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._number = num_dispatch_modes()
+        self._modes = weakref.WeakSet(_get_current_dispatch_mode_stack())
+
+    @property
+    def number_here(self) -> int:
+        """How many of the modes of this thread, the outermost ones, are of that moment."""
+        if threading.get_ident() == self._thread:
+            return self._number
+        stack = _get_current_dispatch_mode_stack()
+        return next((number for number, mode in enumerate(stack) if mode not in self._modes), len(stack))
+
+    def without_others(self) -> contextlib.AbstractContextManager[None] | None:
+        """A context in which modes that were entered since do not see what runs; None if there are none."""
+        if not num_dispatch_modes():  # nearly always, on a GPU
+            return None
+        number = self.number_here
+        return fewer_modes(number) if num_dispatch_modes() > number else None
 
 
 @contextlib.contextmanager

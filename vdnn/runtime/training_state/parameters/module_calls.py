@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -20,8 +21,8 @@ from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out
 from vdnn.runtime.torch_internals.data_reads import native_data, watch_data, watch_data_no_longer
 from vdnn.runtime.torch_internals.hooks_of_others import give_hooks_memory
 from vdnn.runtime.torch_internals.parameter_access import watch_parameters_of
-from vdnn.runtime.torch_internals.saved_modes import fewer_modes
-from vdnn.runtime.torch_internals.tensor_kinds import is_jit_traced, num_dispatch_modes, outside_of_transforms
+from vdnn.runtime.torch_internals.saved_modes import DispatchModes
+from vdnn.runtime.torch_internals.tensor_kinds import is_jit_traced, outside_of_transforms
 from vdnn.runtime.torch_internals.tensor_swaps import watch_swaps
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, is_held
 from vdnn.runtime.training_state.parameters.graph_uses import GraphUses, next_sequence_number
@@ -95,10 +96,10 @@ class ModuleCalls:
         self._too_late: list[Use] = []  # written to on the host while they ran on the device
         self._undo: list[Callable[[], object]] = []
         self._forks = forks.count
-        self._modes = 0  # of dispatch, as the session was entered
+        self._modes = DispatchModes()  # as the session was entered
 
     def __enter__(self) -> ModuleCalls:
-        self._modes = num_dispatch_modes()
+        self._modes = DispatchModes()
         hooks = torch.nn.modules.module
         for handle in (
             hooks.register_module_forward_pre_hook(self._before),
@@ -144,8 +145,9 @@ class ModuleCalls:
     def _before(self, module: torch.nn.Module, args: object) -> None:
         if torch.compiler.is_compiling() or forks.count != self._forks or not self._away:
             return
-        if num_dispatch_modes() > self._modes:  # a selective checkpoint's counts operations, and would count ours
-            with fewer_modes(self._modes):
+        without_others = self._modes.without_others()
+        if without_others is not None:  # a selective checkpoint's counts operations, and would count ours
+            with without_others:
                 self._before(module, args)
             return
         stack = self._calls.stack
@@ -198,8 +200,9 @@ class ModuleCalls:
     def _after(self, module: torch.nn.Module, args: object, output: object) -> None:
         if torch.compiler.is_compiling() or forks.count != self._forks:
             return
-        if num_dispatch_modes() > self._modes:
-            with fewer_modes(self._modes):
+        without_others = self._modes.without_others()
+        if without_others is not None:
+            with without_others:
                 self._after(module, args, output)
             return
         stack = self._calls.stack
@@ -259,7 +262,7 @@ class ModuleCalls:
         if torch.compiler.is_compiling() or forks.count != self._forks:
             return
         self._read_outside.add(away.name)
-        with fewer_modes(self._modes):
+        with self._modes.without_others() or contextlib.nullcontext():
             self._bring([away], self._calls.stack[-1])
 
     def _returned(self, output: object, caller: _Call) -> None:
@@ -531,7 +534,8 @@ class ModuleCalls:
     def give_all_back(self, reason: str) -> None:
         """All parameters return to the device, and nothing is fetched any longer. If one is refused, none returns."""
         no_function_modes = torch._C.DisableTorchFunction()
-        with fewer_modes(self._modes), outside_of_transforms(), self._streaming.lock, no_function_modes:
+        only_known_modes = self._modes.without_others() or contextlib.nullcontext()
+        with only_known_modes, outside_of_transforms(), self._streaming.lock, no_function_modes:
             held = [one for one in self._away.values() if one.is_there() and one.is_held_on_host()]
             for away in held or list(self._away.values()):
                 self._give_back(away, reason)
