@@ -3,6 +3,11 @@
 With a plan, the recorded step has tried each recipe at the use. Without a plan, nothing shows whether a program writes
 to a parameter between forward and backward: a write through `.data` changes no version counter. So operands that are
 not managed are copied when the first recipe of a step needs them, and recipes read the copies.
+
+[Note: Copies that are shared] Recipes share a copy between two places where a program may write: a use, which is in a
+backward; an optimizer's step; the end of a step. A graph of an earlier step may be alive still, with copies of what the
+weights were: a loss that is not overwritten yet keeps it, if its backward retained the graph. A step of a fused
+optimizer, as any write through `.data`, leaves the version as it was.
 """
 
 from __future__ import annotations
@@ -24,10 +29,15 @@ class _Snapshot(NamedTuple):
 
 
 class Snapshots:
-    """Copies of operands. All recipes that read the same version share a copy, which lives as long as one of them."""
+    """Copies of operands. Recipes that read the same version share a copy, which lives as long as one of them: see
+    [Note: Copies that are shared]."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Snapshot] = {}  # by identity of the original
+
+    def renew(self) -> None:
+        """Recipes from now on share no copy with those from before: the program may have written since."""
+        self._known.clear()
 
     def of(self, recipe: Recipe) -> Recipe:
         """The recipe, with copies in place of operands that are not managed."""

@@ -297,3 +297,5 @@ class Saves:
         """Called before the optimizer writes to its parameters."""
         with self.lock:
             self.missing.before_writes_to(weight for group in optimizer.param_groups for weight in group["params"])
+            if self.recipes is not None:
+                self.recipes.before_writes()

@@ -142,8 +142,13 @@ class SessionRecipes:
 
     def step_ended(self) -> None:
         """Releases what trials made in the step."""
+        self._snapshots.renew()
         if self._held is not None:
             self._held.release()
+
+    def before_writes(self) -> None:
+        """An optimizer is about to step."""
+        self._snapshots.renew()
 
     @property
     def _gauges(self) -> Gauges | None:
@@ -449,6 +454,7 @@ class SessionRecipes:
 
     def used(self, packed: PackedView, tensor: torch.Tensor) -> None:
         """Called when `packed` was unpacked as `tensor`. Tries the recipe of its storage again: see proofs.py."""
+        self._snapshots.renew()
         if self._held is not None:
             self._held.release()
         if not self._wait_for_use:
