@@ -840,6 +840,9 @@ class Mover:
 class RunningModules:
     """Follows the calls of modules. See csrc/hooks/running_modules.h."""
 
+    @property
+    def boundaries(self) -> int:
+        """How many calls have begun or ended so far."""
     notes_everything: bool  # also while the gate serves a settled step
     needs_boundaries: bool  # settled steps need facts that are noted at calls of modules
     def __new__(cls, *parts: object) -> RunningModules: ...

@@ -42,6 +42,7 @@ struct RunningModules final {
   PyObject* settings;   // see torch_settings.h
   PyObject* gate;       // or null
   Needs* needs;
+  Py_ssize_t boundaries;  // calls that have begun or ended
   char notes_everything;
   char needs_boundaries;
 };
@@ -210,10 +211,11 @@ bool note_behind(const RunningModules* running, PyObject* module, Py_ssize_t dep
 }
 
 PyObject* enter(PyObject* self, PyObject* module) {
-  const RunningModules* running = running_of(self);
+  RunningModules* running = running_of(self);
   if (is_traced(running)) {
     Py_RETURN_NONE;
   }
+  ++running->boundaries;
   const Reference stack = stack_of(running);
   if (!stack) {
     return nullptr;
@@ -248,10 +250,11 @@ Py_ssize_t leave_stack(const RunningModules* running, PyObject* module) {
 }
 
 PyObject* leave(PyObject* self, PyObject* module) {
-  const RunningModules* running = running_of(self);
+  RunningModules* running = running_of(self);
   if (is_traced(running)) {
     Py_RETURN_NONE;
   }
+  ++running->boundaries;
   const Py_ssize_t depth = leave_stack(running, module);
   if (depth < 0) {
     return nullptr;
@@ -422,6 +425,7 @@ PyMethodDef methods[] = {
 };
 
 PyMemberDef members[] = {
+    {"boundaries", T_PYSSIZET, offsetof(RunningModules, boundaries), READONLY, nullptr},
     {"notes_everything", T_BOOL, offsetof(RunningModules, notes_everything), 0, nullptr},
     {"needs_boundaries", T_BOOL, offsetof(RunningModules, needs_boundaries), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},

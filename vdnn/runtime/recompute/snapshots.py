@@ -4,10 +4,10 @@ With a plan, the recorded step has tried each recipe at the use. Without a plan,
 to a parameter between forward and backward: a write through `.data` changes no version counter. So operands that are
 not managed are copied when the first recipe of a step needs them, and recipes read the copies.
 
-[Note: Copies that are shared] Recipes share a copy between two places where a program may write: a use, which is in a
-backward; an optimizer's step; the end of a step. A graph of an earlier step may be alive still, with copies of what the
-weights were: a loss that is not overwritten yet keeps it, if its backward retained the graph. A step of a fused
-optimizer, as any write through `.data`, leaves the version as it was.
+[Note: Copies that are shared] Recipes share a copy between two places where a program may write: the begin and the end
+of a module's call; a use, which is in a backward; an optimizer's step; the end of a step. A graph of an earlier step
+may be alive still, with copies of what the weights were: a loss that is not overwritten yet keeps it, if its backward
+retained the graph. A step of a fused optimizer, as any write through `.data`, leaves the version as it was.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 
+from vdnn import _C
 from vdnn.runtime.recompute.given import Constant, Given, Leaf, has_memory
 from vdnn.runtime.recompute.recipe import Recipe
 from vdnn.runtime.storage.kept import KeptTensor
@@ -32,8 +33,9 @@ class Snapshots:
     """Copies of operands. Recipes that read the same version share a copy, which lives as long as one of them: see
     [Note: Copies that are shared]."""
 
-    def __init__(self) -> None:
+    def __init__(self, running: _C.RunningModules) -> None:
         self._known: dict[int, _Snapshot] = {}  # by identity of the original
+        self._running, self._boundaries = running, 0
 
     def renew(self) -> None:
         """Recipes from now on share no copy with those from before: the program may have written since."""
@@ -46,11 +48,18 @@ class Snapshots:
             if isinstance(given, tuple) and not isinstance(given, Constant):
                 if copied is None:
                     copied = list(recipe.given)
+                    self._renew_at_boundaries()
                 copied[index] = self._copied(given)
         if copied is None:
             return recipe
         nodes = recipe.sensitive_nodes, recipe.rounding_nodes
         return Recipe(recipe.template, recipe.operands, tuple(copied), *nodes, recipe.light_operands)
+
+    def _renew_at_boundaries(self) -> None:
+        boundaries = self._running.boundaries
+        if boundaries != self._boundaries:
+            self._boundaries = boundaries
+            self.renew()
 
     def _copied(self, given: KeptTensor | Leaf) -> Given:
         tensor, version = given[0], given[1]

@@ -122,7 +122,7 @@ class SessionRecipes:
         self._proofs = Proofs(tolerance, self._held)
         self._rechecks = rechecks
         self.readers = readers
-        self._snapshots = Snapshots()
+        self._snapshots = Snapshots(running)
         # Recomputed only within the tolerance. No recipe reads them: its result might be outside of the tolerance.
         self._inexact: weakref.WeakSet[ManagedStorage] = weakref.WeakSet()
         self._are_inexact: set[weakref.ref[ManagedStorage]] = self._inexact.data  # type: ignore[attr-defined]
