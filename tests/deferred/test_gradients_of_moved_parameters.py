@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -227,7 +227,9 @@ class CalledTwice(nn.Module):
         return again
 
 
-def stepped_in_hooks(parameters: str | None, *, is_called_before: bool) -> tuple[list[str], list[torch.Tensor]]:
+def stepped_in_hooks(
+    parameters: Literal["all"] | None, *, is_called_before: bool
+) -> tuple[list[str], list[torch.Tensor]]:
     """The names of the parameters in the order in which their hooks stepped them, and the parameters afterwards."""
     torch.manual_seed(0)
     called: list[str] = []
@@ -236,7 +238,7 @@ def stepped_in_hooks(parameters: str | None, *, is_called_before: bool) -> tuple
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if parameters is not None:
             session = vdnn.offload(
-                "vdnn-all", device=accelerator, min_bytes=0, model=model, optimizer=optimizer, parameters="all"
+                "vdnn-all", device=accelerator, min_bytes=0, model=model, optimizer=optimizer, parameters=parameters
             )
             sessions.enter_context(session)
 

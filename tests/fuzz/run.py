@@ -88,7 +88,7 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
         "--seconds",
         type=float,
         default=float("inf"),
-        help="end after so many, with the programs that were run until then",
+        help="end after this time, with the programs that ran until then",
     )
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)

@@ -95,9 +95,9 @@ class _Repeated:
 
 
 class OperationMemo:
-    """The operations of one rehearsal. `values_of(func)`: what tells whether values of these arguments decide on the
-    results, or None if values never do; and what is called with the results if they do not, or None. It is None itself
-    if the results have values that no argument has."""
+    """The operations of one rehearsal. `values_of(func)` gives two functions, each of them None where it is not needed.
+    The first tells whether values of the arguments decide on the results: then nothing comes from the memo. The second
+    is called with results that do. `values_of` gives None for an operation whose results always have values."""
 
     def __init__(
         self,

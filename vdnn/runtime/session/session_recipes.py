@@ -142,9 +142,9 @@ class SessionRecipes:
 
     def step_ended(self) -> None:
         """Releases what trials made in the step."""
-        self._snapshots.renew()
         if self._held is not None:
             self._held.release()
+            self._snapshots.renew()
 
     def before_writes(self) -> None:
         """An optimizer is about to step."""
@@ -454,9 +454,9 @@ class SessionRecipes:
 
     def used(self, packed: PackedView, tensor: torch.Tensor) -> None:
         """Called when `packed` was unpacked as `tensor`. Tries the recipe of its storage again: see proofs.py."""
-        self._snapshots.renew()
         if self._held is not None:
             self._held.release()
+            self._snapshots.renew()
         if not self._wait_for_use:
             return
         managed = packed.managed
