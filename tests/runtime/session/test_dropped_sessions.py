@@ -18,6 +18,7 @@ from torch import nn
 from tests.conftest import open_fake_device
 from tests.fake_driver.control import FakeDriver
 from tests.runtime.training_state.ways import WAYS, options_of
+from vdnn.errors import VdnnError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.session.session import Session
@@ -173,6 +174,59 @@ def test_a_session_that_another_thread_drops_frees_what_it_owns() -> None:
     thread.start()
     thread.join()
     assert [reference() for reference in references] == [None] * 3
+
+
+def _trained(way: str) -> tuple[Session, list[weakref.ref[object]]]:
+    """A session that was left, and its model, optimizer and parameters."""
+    training = Training()
+    options = {"model": training.model, **options_of(way, training.model)}
+    with offload(device="sim", min_bytes=0, optimizer=training.optimizer, **options) as session:
+        for _ in range(3):
+            training.step()
+    watched: list[Any] = [training.model, training.optimizer, *training.model.parameters()]
+    return session, [weakref.ref(one) for one in watched]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_session_that_was_left_does_not_hold_its_model(way: str, is_closed: bool) -> None:
+    session, references = _trained(way)
+    if is_closed:
+        session.close()
+    assert [reference() for reference in references] == [None] * len(references)
+    assert session.report().startswith("policy vdnn-all: ")
+    with pytest.raises(VdnnError, match="the optimizer of this session is gone"):
+        session.__enter__()
+
+
+def test_a_session_of_frozen_parameters_does_not_hold_its_model() -> None:
+    def left() -> Session:
+        with offload(device="sim", min_bytes=0, model=Training().model.requires_grad_(False), parameters="frozen") as one:
+            pass
+        return one
+
+    with pytest.raises(VdnnError, match="the model of this session is gone"):
+        left().__enter__()
+
+
+def test_a_session_whose_parameters_leave_as_needed_does_not_hold_its_model() -> None:
+    def trained(machine: VirtualMachine) -> tuple[Session, weakref.ref[object]]:
+        model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)])
+        optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+        options: dict[str, Any] = {"model": model, "optimizer": optimizer, "min_bytes": 0}
+        with offload(budget="1700KiB", device=machine, **options) as session:
+            for _ in range(4):
+                model(torch.ones(8, 256)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert "parameters leave the device" in session.report()
+        return session, weakref.ref(model[0].weight)
+
+    with VirtualMachine("h100", fake=False) as machine:
+        session, reference = trained(machine)
+        assert reference() is None
+        with pytest.raises(VdnnError, match="the model of this session is gone"):
+            session.__enter__()
 
 
 def test_sessions_on_a_virtual_machine_that_share_nothing_are_freed() -> None:

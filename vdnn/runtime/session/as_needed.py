@@ -24,7 +24,7 @@ from vdnn.runtime.session.first_optimizer_step import bytes_of_step
 from vdnn.runtime.torch_internals.module_watch import has_compiled
 from vdnn.runtime.torch_internals.tensor_kinds import plain_part
 from vdnn.runtime.training_state.optimizer_state import OptimizerState, TransportFor
-from vdnn.runtime.training_state.parameters.managed_parameters import ManagedParameters
+from vdnn.runtime.training_state.parameters.managed_parameters import GivenModel, ManagedParameters
 from vdnn.runtime.training_state.slices import parameters_of
 from vdnn.runtime.training_state.state_copies import StateCopies
 from vdnn.runtime.training_state.state_room import StateKind
@@ -124,11 +124,15 @@ class AsNeeded:
         self, model: torch.nn.Module, states: Sequence[OptimizerState], plan: TrainingPlan | None = None
     ) -> None:
         """`plan`, of this model, says what leaves: the session begins with that."""
-        self.model = model
+        self._model = GivenModel(model)
         self._plan = plan
         self._states = states
         self._parameters: ManagedParameters | None = None
         self.lines: list[str] = []  # for the report
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self._model()
 
     @property
     def parameters(self) -> ManagedParameters:

@@ -130,6 +130,7 @@ class AwayGradients:
         for undo in self._undo:
             undo()
         self._undo, self._parameters = [], []
+        self._reduced = ReducedGradients((), self.bring_back, self.take_away)
         self._hooks.clear()
         self.copies.close()
 

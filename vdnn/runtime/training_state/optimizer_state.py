@@ -84,7 +84,7 @@ class OptimizerState:
     @property
     def optimizer(self) -> Optimizer:
         if (optimizer := self._reference()) is None:
-            raise VdnnError("the optimizer of this state is gone")
+            raise VdnnError("the optimizer of this session is gone. Open a session with the one that trains now.")
         return optimizer
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
@@ -44,11 +45,25 @@ _SHOWN = 3
 _HELD_BY_US = 2  # by the host tensor, and by the Python object that is asked
 
 
+class GivenModel:
+    """The model that a session was given. A session that was left does not hold it: the program may keep the session
+    for its report, and let the model go for the next one."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._reference = weakref.ref(model)
+
+    def __call__(self) -> torch.nn.Module:
+        model = self._reference()
+        if model is None:
+            raise VdnnError("the model of this session is gone. Open a session with the model that trains now.")
+        return model
+
+
 class ManagedParameters:
     """The parameters of `model`, managed by one session: the frozen ones, and with `are_trained` all of them."""
 
     def __init__(self, model: torch.nn.Module, *, are_trained: bool = False) -> None:
-        self._model = model
+        self._model = GivenModel(model)
         self.are_trained = are_trained
         self._stay: dict[str, str] = {}
         self._away: dict[int, AwayParameter] = {}  # by id of the parameter
@@ -138,11 +153,12 @@ class ManagedParameters:
         trained: frozenset[int] | None,
         writes: Writes,
     ) -> None:
-        chosen = choose(self._model, min_bytes, trained)
+        model = self._model()
+        chosen = choose(model, min_bytes, trained)
         self._refuse_a_second_session([one.parameter for one in chosen.leave])
         self._stay = chosen.stay
         self._host_bytes = self._mapped_bytes = 0
-        devices = {one.device for one in self._model.parameters() if one.device.type != "cpu"}
+        devices = {one.device for one in model.parameters() if one.device.type != "cpu"}
         copies: dict[torch.device, StateCopies] = {}
         mapped = MappedFiles()
         with torch.no_grad(), torch._C.DisableTorchFunction():
@@ -179,7 +195,7 @@ class ManagedParameters:
             self._streaming.fetches = fetches
         self._streaming.manage(self._away.values())
         saves.managed_by(self)
-        self._calls = ModuleCalls(self._away, self._model, self._streaming, writes, self._let_stay)
+        self._calls = ModuleCalls(self._away, model, self._streaming, writes, self._let_stay)
         self._stack.enter_context(self._calls)
         if trained is not None:
             self._stack.callback(watch_data_parallel(one.parameter for one in self._away.values() if one.is_trained))

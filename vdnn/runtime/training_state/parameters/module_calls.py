@@ -68,7 +68,7 @@ class ModuleCalls:
         let_stay: Callable[[AwayParameter, str], None],
     ) -> None:
         self._away = away
-        self._model = model
+        self._model = weakref.ref(model)  # it may be freed before the session that reports on it
         self._streaming = streaming
         self._writes = writes
         self._let_stay = let_stay
@@ -108,7 +108,8 @@ class ModuleCalls:
             register_optimizer_step_post_hook(self._stepped),
         ):
             self._undo.append(handle.remove)
-        for module in self._model.modules():
+        model = self._model()
+        for module in () if model is None else model.modules():
             if any(id(one) in self._away for one in module._parameters.values()):
                 self._undo.append(watch_parameters_of(module, self._taken))
         for away in self._away.values():
@@ -512,7 +513,8 @@ class ModuleCalls:
     def _name_of(self, module: torch.nn.Module | None) -> str:
         if module is None:
             return "a graph"
-        names = (name for name, one in self._model.named_modules() if one is module)
+        model = self._model()
+        names = (name for name, one in (() if model is None else model.named_modules()) if one is module)
         return f"{next(names, '') or 'the model'} ({type(module).__name__})"
 
     def _give_back(self, away: AwayParameter, reason: str, *, is_held_on_host: bool | None = None) -> None:
