@@ -285,3 +285,56 @@ def test_a_small_step_under_a_plan_is_not_warned_of(recwarn: pytest.WarningsReco
 
     assert trained(a_small_one_last).plans == [True] * 4
     assert not list(recwarn)
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.LayerNorm(96), nn.Linear(96, 384), nn.GELU(), nn.Linear(384, 96))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layers(x)  # type: ignore[no-any-return]
+
+
+def _blocks() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(*[_Block() for _ in range(4)]), torch.randn(128, 96)
+
+
+def _convolutions() -> tuple[nn.Module, torch.Tensor]:
+    layers = [
+        nn.Sequential(nn.Conv2d(3 if not number else 16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        for number in range(5)
+    ]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 16 * 16, 10)), torch.randn(8, 3, 16, 16)
+
+
+_Make = Callable[[], tuple[nn.Module, torch.Tensor]]
+
+
+def _peaks(machine: VirtualMachine, make: _Make, steps: int, budget: int) -> list[int]:
+    """The peaks of the first steps of a new model, in a session of its own."""
+    torch.manual_seed(0)
+    model, x = make()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    session = vdnn.offload(budget=budget, device=machine, min_bytes=0, model=model, optimizer=optimizer)
+    peaks = []
+    for _ in range(steps):
+        with session:
+            machine.tracker.peak_bytes = machine.tracker.live_bytes
+            model(torch.randn_like(x)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            peaks.append(machine.tracker.peak_bytes)
+    return peaks
+
+
+@pytest.mark.parametrize("budget", [3_561_048, 4_748_064])  # 0.6 and 0.8 of what the blocks take with all kept
+@pytest.mark.parametrize(("first", "second"), [(_convolutions, _blocks), (_blocks, _blocks)])
+@pytest.mark.parametrize("steps", [1, 2, 6])
+def test_a_second_model_keeps_within_the_budget_from_its_first_step(
+    first: _Make, second: _Make, steps: int, budget: int
+) -> None:
+    """The first one is gone by then. Its steps, its plans and what stayed of its state say nothing of the second."""
+    with VirtualMachine("h100", fake=False) as machine:
+        assert max(_peaks(machine, first, steps, budget)) <= budget
+        assert max(_peaks(machine, second, 7, budget)) <= budget

@@ -631,3 +631,22 @@ def test_leaving_tells_the_bytes_that_it_frees() -> None:
     room.stepped(steps)
     state.stays = set(room.staying[StateKind.STATE])
     assert room.leave() == 60
+
+
+def test_what_stays_of_parameters_that_are_gone_is_forgotten_and_decided_again() -> None:
+    """The parameters of a later model may have the ids of an earlier one's."""
+    state, steps = _State(), _Steps()
+    room = StateRoom(lambda: [state])
+    room.stepped(steps)
+    room.stepped(steps)
+    assert room.staying[StateKind.STATE] == set(range(6))
+    room.forget_all_but({0, 1, 20})
+    assert room.staying[StateKind.STATE] == {0, 1}
+    room.stepped(steps)
+    assert room.staying[StateKind.STATE] == {0, 1}
+    room.forget_all_but(set())
+    assert room.staying[StateKind.STATE] == set()
+    room.stepped(steps)
+    assert room.staying[StateKind.STATE] == set()  # how long a byte takes is measured anew
+    room.stepped(steps)
+    assert room.staying[StateKind.STATE] == set(range(6))

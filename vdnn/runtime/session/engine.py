@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -42,6 +42,7 @@ from vdnn.runtime.torch_internals.tensor_kinds import storage_of
 from vdnn.runtime.training_state.optimizer_state import OptimizerState
 from vdnn.runtime.training_state.parameters.managed_parameters import ManagedParameters
 from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
+from vdnn.runtime.training_state.slices import parameters_of
 from vdnn.runtime.training_state.state_room import StateRoom
 from vdnn.user_warnings import warn
 
@@ -183,6 +184,17 @@ class Engine:
         """True if no other session is entered here, and no module or backward runs."""
         is_alone = self._entries == [_SessionOnThread(session, threading.get_ident())]
         return is_alone and not in_backward() and not self.modules.stack()
+
+    def states_begin(self, states: Sequence[OptimizerState]) -> None:
+        """Called as a session with these is entered. If no session here has managed one of them, they are of another
+        model or of new optimizers: their first steps are a warm-up, and what stayed of those that are gone is
+        forgotten."""
+        if not states or any(one in self.optimizer_states for one in states):
+            return
+        there = [one.optimizer for one in self.optimizer_states if not one.is_gone]
+        with self.saves.lock:
+            self.steps.warm_up_again()
+            self.state_room.forget_all_but({id(parameter) for one in there for parameter in parameters_of(one)})
 
     def grow(self) -> None:
         """More of the training state leaves from now on. Steps are recorded and planned anew."""

@@ -106,6 +106,7 @@ class Session(contextlib.ContextDecorator):
             engine = engine_for(self, self._options, self._key, self._engine_or_none, enters=True)
             self._engine_or_none = engine
         try:
+            engine.states_begin(self._optimizer_states)
             if self._as_needed is not None:
                 self._choose_extent(self._as_needed, engine)
             hooks = engine.packer.hooks()

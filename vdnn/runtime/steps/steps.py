@@ -280,6 +280,10 @@ class StepWatch:
         self._plans.forget_made()
         self._plans.store_no_more()
 
+    def warm_up_again(self) -> None:
+        """Called between steps. The next ones make new state of an optimizer, as the first ones did."""
+        self._warm_from = max(self._warm_from, self.steps + self.options.warmup_steps)
+
     @property
     def first_difference(self) -> str | None:
         return self._plans.first_difference
@@ -882,6 +886,9 @@ class UnwatchedSteps:
 
     def begin_anew(self) -> None:
         """Nothing was planned."""
+
+    def warm_up_again(self) -> None:
+        """Nothing is recorded."""
 
     def store_plans(self) -> None:
         """There are none."""

@@ -286,6 +286,14 @@ class StateRoom:
             self._leave_room_for_copies(steps)  # the running step has them, and may be planned yet
         return sum(nbytes for state in states for _, nbytes in state.bytes_away()) - before
 
+    def forget_all_but(self, there: Collection[int]) -> None:
+        """Forgets what stays of parameters that are gone: all but the ids `there`. If nothing else stays, it is decided
+        again."""
+        if self._is_held:
+            self.staying = {kind: ids & frozenset(there) for kind, ids in self.staying.items()}
+        if not self._is_held:
+            self._decisions, self._counts, self.lines = 0, None, []
+
     def begin_anew(self, steps: PredictedSteps) -> None:
         """More of the training state is managed from now on. Nothing stays until it is decided again."""
         self._is_recorded_anew = self._planned_with = self._is_followed = False
