@@ -16,6 +16,7 @@ from torch import nn
 
 import vdnn
 from deferred import DeferredAccelerator, Mode
+from vdnn.runtime.training_state import cpu_steps
 
 WIDTH = 48
 
@@ -31,6 +32,18 @@ class Often(nn.Module):
         first, _, last = self.weight.chunk(3)
         x = (x @ first.t()).tanh() @ self.weight[WIDTH : 2 * WIDTH].t()
         return nn.functional.layer_norm(torch.sigmoid(x) @ last.t(), (WIDTH,), self.weight.view(-1)[:WIDTH])
+
+
+class Summed(nn.Module):
+    """Adds the sum of a parameter, whose gradient is one element that is expanded. torch copies it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cube = nn.Parameter(torch.randn(3, 4, WIDTH) * 0.1)
+        self.last = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x) + self.cube.sum((0, 1))  # type: ignore[no-any-return]
 
 
 def layers() -> nn.Module:
@@ -74,6 +87,15 @@ def called_once(model: nn.Module, x: torch.Tensor) -> None:
 
 def called_twice(model: nn.Module, x: torch.Tensor) -> None:
     (model(x).square().mean() + model(x + 1).square().mean()).backward()
+
+
+def accumulated_and_scaled(model: nn.Module, x: torch.Tensor) -> None:
+    called_once(model, x)
+    called_once(model, x + 1)
+    for one in model.parameters():
+        assert one.grad is not None
+        one.grad.mul_(torch.full((), 0.5).to("deferred"))
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
 
 def read_between_calls(model: nn.Module, x: torch.Tensor) -> None:
@@ -127,6 +149,7 @@ PROGRAMS: list[tuple[Callable[[], nn.Module], Callable[[nn.Module, torch.Tensor]
     (Often, called_twice),
     (Often, read_between_calls),
     (Solved, called_once),
+    (Summed, accumulated_and_scaled),
     *(
         (layers, program)
         for program in (
@@ -148,6 +171,8 @@ def gradients_of(
     *,
     managed: bool,
     watch: tuple[Register, list[str]] | None = None,
+    optimizer_on: str = "device",
+    sets_to_none: bool = True,
 ) -> list[torch.Tensor | None]:
     """Those of three steps, and the parameters behind them."""
     torch.manual_seed(0)
@@ -157,7 +182,7 @@ def gradients_of(
         held = None if watch is None else watch[0](model, watch[1])
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         if managed:
-            options = {"model": model, "optimizer": optimizer, "parameters": "all"}
+            options = {"model": model, "optimizer": optimizer, "parameters": "all", "optimizer_on": optimizer_on}
             session = vdnn.offload("vdnn-all", device=accelerator, min_bytes=0, **options)  # type: ignore[arg-type]
             sessions.enter_context(contextlib.closing(session))
             sessions.enter_context(session)
@@ -165,7 +190,7 @@ def gradients_of(
             program(model, torch.randn(16, WIDTH).to("deferred"))
             found += [None if one.grad is None else one.grad.cpu() for one in model.parameters()]
             optimizer.step()
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=sets_to_none)
         found += [one.detach().cpu() for one in model.parameters()]
         del held
         sessions.close()
@@ -183,6 +208,29 @@ def test_gradients_have_the_bits_of_parameters_that_stay(
     for one, other in zip(expected, found, strict=True):
         assert (one is None) is (other is None)
         assert one is None or other is None or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("optimizer_on", ["device", "cpu"])
+@pytest.mark.parametrize("sets_to_none", [False, True])
+def test_a_gradient_that_torch_copies_is_on_the_device(
+    optimizer_on: str, sets_to_none: bool, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_steps, "_FUSED_ON_THE_CPU", ())  # which has other bits
+    expected, found = (
+        gradients_of(
+            Summed,
+            accumulated_and_scaled,
+            mode,
+            managed=one,
+            optimizer_on=optimizer_on,
+            sets_to_none=sets_to_none,
+        )
+        for one in (False, True)
+    )
+    for one, other in zip(expected, found, strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
 
 
 def halved_at_the_node(model: nn.Module, seen: list[str]) -> object:

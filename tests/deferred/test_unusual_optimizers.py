@@ -102,10 +102,23 @@ class UnderAName(Plain):
 
 
 class CountsUnderAName(Plain):
+    """Counts its steps under a name, and keeps a running mean of the losses there, by which it steps."""
+
     def step(self, closure: Any = None) -> None:
-        shared = self.state.setdefault("shared", {"steps": torch.zeros(())})  # type: ignore[arg-type]
+        shared = self.state.setdefault("shared", {"steps": torch.zeros(()), "mean": 0.0})  # type: ignore[arg-type]
         shared["steps"] += 1
+        shared["mean"] = 0.5 * shared["mean"] + (0.0 if closure is None else closure())
         super().step()
+
+    def update(self, parameter: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+        shared: Any = self.state["shared"]  # type: ignore[index]
+        parameter.add_(parameter.grad, alpha=-lr * shared["mean"] / float(shared["steps"]))  # type: ignore[arg-type]
+
+
+class SumsUnderAName(Plain):
+    def update(self, parameter: nn.Parameter, state: dict[str, Any], lr: float) -> None:
+        shared: Any = self.state.setdefault("shared", {"elements": 0})  # type: ignore[arg-type]
+        shared["elements"] += parameter.numel()
 
 
 Make = Callable[[Any], Plain]
@@ -116,6 +129,7 @@ MADE: list[Make] = [
     InATuple,
     InADeque,
     UnderAName,
+    CountsUnderAName,
 ]
 
 
@@ -152,8 +166,9 @@ def trained(mode: Mode, make: Make, way: str | None, steps: int = 4) -> Any:
         found: list[Any] = []
 
         def step(number: int) -> None:
-            model(torch.sin(torch.arange(64.0) + number).reshape(4, 16).to("deferred")).square().mean().backward()
-            optimizer.step()
+            loss = model(torch.sin(torch.arange(64.0) + number).reshape(4, 16).to("deferred")).square().mean()
+            loss.backward()
+            optimizer.step(loss.item)
             found.append(on_cpu([one.grad for one in model.parameters()]))
             if number % 2:
                 optimizer.zero_grad()
@@ -186,9 +201,9 @@ def test_a_named_tuple_in_the_state_returns_as_one(way: str, mode: Mode, monkeyp
 
 
 @ways
-def test_an_optimizer_that_counts_under_a_name_is_refused(way: str, mode: Mode) -> None:
+def test_an_optimizer_that_sums_over_parameters_under_a_name_is_refused(way: str, mode: Mode) -> None:
     with pytest.raises(VdnnError, match="its state has more than that of parameters"):
-        trained(mode, CountsUnderAName, way)
+        trained(mode, SumsUnderAName, way)
 
 
 def test_other_shapes_of_a_parameters_data_are_refused_on_the_cpu(mode: Mode) -> None:

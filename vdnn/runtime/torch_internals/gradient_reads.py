@@ -63,6 +63,14 @@ def set_native_gradient(
             set_native_data(parameter, data)
 
 
+def put_gradient_on(parameter: torch.Tensor, device: torch.device) -> None:
+    """Moves the gradient in the native field to `device`: torch copies one that is expanded, such as that of a sum, to
+    where the data of the parameter are."""
+    gradient = native_gradient(parameter)
+    if gradient is not None and gradient.device != device:
+        set_native_gradient(parameter, gradient.to(device), device)
+
+
 def _get(parameter: torch.Tensor) -> torch.Tensor | None:
     holder = _holders.get(id(parameter))
     if holder is not None:

@@ -27,6 +27,7 @@ from vdnn.runtime.torch_internals.gradient_hooks import hear_behind, hear_first,
 from vdnn.runtime.torch_internals.gradient_reads import (
     holder_of,
     native_gradient,
+    put_gradient_on,
     set_native_gradient,
     watch_gradient,
 )
@@ -320,10 +321,8 @@ class AwayGradients:
 
     def _sum(self, parameter: torch.Tensor) -> None:
         """Adds the gradient in the native field to the sum kept here, on the parameter's device."""
-        new, device = native_gradient(parameter), device_of(parameter)
-        if new is not None and new.device != device:  # torch copied it to where the parameter is
-            set_native_gradient(parameter, new.to(device), device)
-        if new is not None:
+        put_gradient_on(parameter, device_of(parameter))
+        if native_gradient(parameter) is not None:
             self.bring_back_one(parameter)
 
     def take_away(self, parameters: Iterable[torch.Tensor]) -> None:

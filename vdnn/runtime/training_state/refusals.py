@@ -19,7 +19,7 @@ from vdnn.errors import CombinationError, VdnnError
 from vdnn.runtime.torch_internals.local_shards import is_offloaded_by_fsdp
 from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage, plain_part
 from vdnn.runtime.training_state.optimizer_copies import attributes_of, copy_without_state, own_step_of
-from vdnn.runtime.training_state.sliced_step import SlicedStep, slicing_refusal
+from vdnn.runtime.training_state.sliced_step import SlicedStep, named_state_of, slicing_refusal
 from vdnn.runtime.training_state.slices import options_of, parameters_of, slices_of
 from vdnn.runtime.training_state.state_tensors import places_in
 
@@ -99,18 +99,12 @@ def _try(optimizer: torch.optim.Optimizer) -> None:
     options, others = (list(map(options_of, one.param_groups)) for one in (whole, sliced))
     if not _are_alike(options, others):
         raise VdnnError(slicing_refusal(optimizer, "it changes tensors among its options by what is in a slice"))
-    if not _are_alike(_state_of_none(whole), _state_of_none(sliced)):
+    if not _are_alike(named_state_of(whole), named_state_of(sliced)):
         raise VdnnError(
             slicing_refusal(optimizer, "its state has more than that of parameters, which each slice changes")
         )
     if not _are_alike(attributes_of(whole), attributes_of(sliced)):
         raise VdnnError(slicing_refusal(optimizer, "it counts its own calls"))
-
-
-def _state_of_none(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
-    """The state that belongs to no parameter: some optimizers keep some under a name."""
-    states: dict[Any, Any] = optimizer.state
-    return {key: state for key, state in states.items() if not isinstance(key, torch.Tensor)}
 
 
 def _has_started_cuda() -> bool:

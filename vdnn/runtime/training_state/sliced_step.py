@@ -3,11 +3,12 @@
 [Note: One step in parts] The own step sees groups with the parameters of the slice only. A closure is evaluated once,
 ahead of the slices. Everything that a step changes beside parameters and their state is set back before each slice, so
 that all slices start from the same values: options of a group, such as a count of steps that some optimizers keep
-there, and numbers that the optimizer object holds.
+there, numbers that the optimizer object holds, and state under a name, which belongs to no parameter.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,8 @@ class SlicedStep:
         self._names = [_names_of(group) for group in self.groups]
         self._options = [options_of(group) for group in self.groups]
         self._attributes = _attributes_of(optimizer)
+        self._named_state = copy.deepcopy(named_state_of(optimizer))  # a step may change it in place
+        self._changed_named_state: dict[Any, Any] | None = None  # after the first slice
         self._changed: dict[int, dict[str, Any]] = {}  # by group: its options after the first of its slices
 
     def step(self, part: Slice) -> None:
@@ -46,6 +49,8 @@ class SlicedStep:
         groups = optimizer.param_groups
         whole = [(group["params"], group.get("param_names")) for group in self.groups]
         optimizer.__dict__.update(self._attributes)
+        if self._changed_named_state is not None:
+            _put_named_state(optimizer, copy.deepcopy(self._named_state))
         try:
             for index, parameters in part.parameters.items():
                 self._restore(index)
@@ -64,6 +69,10 @@ class SlicedStep:
                     group.pop("param_names", None)
                 else:
                     group["param_names"] = named
+        if self._changed_named_state is None:
+            self._changed_named_state = named_state_of(optimizer)
+        else:
+            _put_named_state(optimizer, self._changed_named_state)
         for index in part.parameters:
             self._changed.setdefault(index, options_of(self.groups[index]))
 
@@ -108,6 +117,18 @@ def _evaluated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any
 
 def _attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in vars(optimizer).items() if name not in _OF_TORCH}
+
+
+def named_state_of(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
+    """The state that belongs to no parameter: some optimizers keep some under a name."""
+    states: dict[Any, Any] = optimizer.state
+    return {key: state for key, state in states.items() if not isinstance(key, torch.Tensor)}
+
+
+def _put_named_state(optimizer: torch.optim.Optimizer, state: dict[Any, Any]) -> None:
+    for added in named_state_of(optimizer).keys() - state.keys():
+        del optimizer.state[added]
+    optimizer.state.update(state)
 
 
 def _names_of(group: Group) -> dict[int, str]:

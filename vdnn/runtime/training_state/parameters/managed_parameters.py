@@ -25,6 +25,7 @@ from vdnn.errors import CombinationError, VdnnError
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.data_reads import native_data, set_native_data, watch_data_no_longer
 from vdnn.runtime.torch_internals.gradient_hooks import hear_first, hear_incoming, is_node_watched
+from vdnn.runtime.torch_internals.gradient_reads import put_gradient_on
 from vdnn.runtime.torch_internals.local_shards import is_sharded
 from vdnn.runtime.torch_internals.memory_holders import is_used_natively, memory_is_held, natively_held
 from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage, outside_of_inference_mode, plain_part
@@ -272,6 +273,7 @@ class ManagedParameters:
                 )
 
         def accumulated(parameter: torch.Tensor) -> None:
+            put_gradient_on(parameter, away.device)
             if self._calls is not None and self._streaming is not None:
                 with self._streaming.lock:
                     self._calls.uses.accumulated(away)
