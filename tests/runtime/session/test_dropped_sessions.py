@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -190,30 +191,28 @@ def _trained(way: str) -> tuple[Session, list[weakref.ref[object]]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("is_closed", [False, True])
-def test_a_session_that_was_left_does_not_hold_its_model(way: str, is_closed: bool) -> None:
+def test_a_closed_session_does_not_hold_its_model(way: str) -> None:
     session, references = _trained(way)
-    if is_closed:
-        session.close()
+    session.close()
     assert [reference() for reference in references] == [None] * len(references)
     assert session.report().startswith("policy vdnn-all: ")
     with pytest.raises(VdnnError, match="the optimizer of this session is gone"):
         session.__enter__()
 
 
-def test_a_session_of_frozen_parameters_does_not_hold_its_model() -> None:
-    def left() -> Session:
-        with offload(
-            device="sim", min_bytes=0, model=Training().model.requires_grad_(False), parameters="frozen"
-        ) as one:
-            pass
-        return one
-
+def test_a_closed_session_of_frozen_parameters_does_not_hold_its_model() -> None:
+    model = Training().model.requires_grad_(False)
+    with offload(device="sim", min_bytes=0, model=model, parameters="frozen") as session:
+        pass
+    session.close()
+    reference = weakref.ref(model)
+    del model
+    assert reference() is None
     with pytest.raises(VdnnError, match="the model of this session is gone"):
-        left().__enter__()
+        session.__enter__()
 
 
-def test_a_session_whose_parameters_leave_as_needed_does_not_hold_its_model() -> None:
+def test_a_closed_session_whose_parameters_leave_as_needed_does_not_hold_its_model() -> None:
     def trained(machine: VirtualMachine) -> tuple[Session, weakref.ref[object]]:
         model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)])
         optimizer = torch.optim.Adam(model.parameters(), foreach=False)
@@ -228,9 +227,26 @@ def test_a_session_whose_parameters_leave_as_needed_does_not_hold_its_model() ->
 
     with VirtualMachine("h100", fake=False) as machine:
         session, reference = trained(machine)
+        session.close()
         assert reference() is None
-        with pytest.raises(VdnnError, match="the model of this session is gone"):
+        with pytest.raises(VdnnError, match="is gone"):
             session.__enter__()
+
+
+@pytest.mark.parametrize("parameters", ["frozen", "all"])
+def test_a_list_of_modules_that_nobody_else_holds_serves_each_entry_of_its_session(parameters: str) -> None:
+    first, second = Training(), Training()
+    models = [first.model.requires_grad_(parameters == "all"), second.model]
+    optimizers = [one.optimizer for one in (first, second)]
+    options: dict[str, Any] = {"device": "sim", "min_bytes": 0, "parameters": parameters, "optimizer": optimizers}
+    session = offload("vdnn-all", model=nn.ModuleList(models), **options)
+    with contextlib.closing(session):
+        for _ in range(3):
+            with session:
+                second.model(first.model(torch.ones(8, 16)).mean(1, keepdim=True).expand(8, 16)).sum().backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+        assert "crossed the link" in session.report()
 
 
 def test_sessions_on_a_virtual_machine_that_share_nothing_are_freed() -> None:

@@ -134,6 +134,12 @@ class AsNeeded:
     def model(self) -> torch.nn.Module:
         return self._model()
 
+    def let_go(self) -> None:
+        """The session is closed: it holds the model no more."""
+        self._model.let_go()
+        if self._parameters is not None:
+            self._parameters.let_go()
+
     @property
     def parameters(self) -> ManagedParameters:
         """Raises VdnnError where parameters cannot leave: compiled modules, DDP, DTensors."""

@@ -293,9 +293,13 @@ class Session(contextlib.ContextDecorator):
     def close(self) -> None:
         """Waits for all copies and returns host memory and streams, also those of sessions that share them. A graph
         saved inside can then run backward only if its storages are still on the device. Otherwise they are returned
-        with the session, or, if others can share them, kept until the process or the device ends."""
+        with the session, or, if others can share them, kept until the process or the device ends. A closed session does
+        not hold its model."""
         if self._engine_or_none is not None:
             self._engine_or_none.close()
+        for holder in (self._parameters, self._as_needed):
+            if holder is not None:
+                holder.let_go()
 
     def look_into(self, model: torch.nn.Module) -> None:
         """Raises if the model contains a part that cannot run in a session. The first call of a model inside a session

@@ -47,11 +47,15 @@ _HELD_BY_US = 2  # by the host tensor, and by the Python object that is asked
 
 
 class GivenModel:
-    """The model that a session was given. A session that was left does not hold it: the program may keep the session
-    for its report, and let the model go for the next one."""
+    """The model that a session was given. The session holds it until it is closed, because it may be a list of modules
+    that nobody else holds. A closed one may be kept for its report, and the model be freed."""
 
     def __init__(self, model: torch.nn.Module) -> None:
+        self._held: torch.nn.Module | None = model
         self._reference = weakref.ref(model)
+
+    def let_go(self) -> None:
+        self._held = None
 
     def __call__(self) -> torch.nn.Module:
         model = self._reference()
@@ -79,6 +83,10 @@ class ManagedParameters:
             refuse_data_parallel(model)
 
     # Sessions.
+
+    def let_go(self) -> None:
+        """The session is closed: it holds the model no more."""
+        self._model.let_go()
 
     def enter(
         self,
