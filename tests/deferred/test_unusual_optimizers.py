@@ -121,7 +121,20 @@ class SumsUnderAName(Plain):
         shared["elements"] += parameter.numel()
 
 
-Make = Callable[[Any], Plain]
+# On a device torch chooses the form for all parameters at once, which rounds otherwise than that for one.
+def nadam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.NAdam(parameters, lr=0.1)
+
+
+def radam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.RAdam(parameters, lr=0.1, weight_decay=0.1)
+
+
+def asgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.ASGD(parameters, lr=0.1, t0=2)
+
+
+Make = Callable[[Any], torch.optim.Optimizer]
 MADE: list[Make] = [
     ReplacesData,
     WritesToGradients,
@@ -130,6 +143,9 @@ MADE: list[Make] = [
     InADeque,
     UnderAName,
     CountsUnderAName,
+    nadam,
+    radam,
+    asgd,
 ]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
+from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
 from vdnn.errors import VdnnError
 from vdnn.runtime.training_state.homes import device_of
@@ -260,8 +261,12 @@ def _settle(written: tuple[StateCopies, StateCopy]) -> None:
 #
 # The own step sees groups with the copies, and the state of the device's parameters under them. torch's fused CPU
 # kernels run where torch has them and they take the dtypes: on torch's threads, in one pass over memory. Otherwise the
-# own step runs in the form that the optimizer was made with.
+# own step takes the form that it would take on the device: NAdam, RAdam and ASGD round differently in their two forms.
 
+_FOREACH_BY_DEFAULT = (  # on a GPU
+    *(torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax, torch.optim.SGD),
+    *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.ASGD, torch.optim.RMSprop, torch.optim.Rprop),
+)
 _FUSED_ON_THE_CPU = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 # The fused SGD of torch 2.13 leaves bf16 and fp16 parameters on the CPU as they are, but for the last few elements.
 _WIDE = (torch.float32, torch.float64)
@@ -349,12 +354,24 @@ def _group_on_host(
         replaced.update(fused=True, foreach=False)
     elif group.get("fused"):
         replaced.update(fused=False)
+    elif _is_foreach_by_default(optimizer, group):
+        replaced.update(foreach=True)
     before = {name: group[name] for name in replaced}
     group.update(replaced)
     try:
         yield
     finally:
         group.update(before)
+
+
+def _is_foreach_by_default(optimizer: torch.optim.Optimizer, group: Group) -> bool:
+    """True if torch chooses the form for all parameters at once where they are, and the program has not chosen."""
+    if type(optimizer) not in _FOREACH_BY_DEFAULT or group.get("foreach", False) is not None:
+        return False
+    if isinstance(group["lr"], torch.Tensor):
+        return False
+    known = _get_foreach_kernels_supported_devices()
+    return all(device_of(one).type in known for one in group["params"])
 
 
 def _has_fused_kernel(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> bool:
