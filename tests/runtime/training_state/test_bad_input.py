@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import random
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -147,6 +150,62 @@ class CountsInAList(SignOfMomentum):
 def test_an_optimizer_that_counts_its_calls_where_that_cannot_be_set_back_is_refused() -> None:
     with pytest.raises(VdnnError, match="CountsInAList cannot be stepped in slices .* it counts its own calls"):
         vdnn.offload("vdnn-all", device="sim", optimizer=begin(CountsInAList).optimizer)
+
+
+class DrawsOnce(SignOfMomentum):
+    """Draws one random number for a step, of which it makes no use as long as there is little noise."""
+
+    draw: Callable[[], float]
+
+    def step(self, closure: Any = None) -> Any:
+        type(self).draw()
+        return super().step(closure)
+
+
+class DrawsFromPython(DrawsOnce):
+    draw = random.random
+
+
+class DrawsFromNumpy(DrawsOnce):
+    draw = np.random.random
+
+
+class DrawsFromTorch(DrawsOnce):
+    draw = staticmethod(lambda: torch.rand(()).item())
+
+
+class DrawsForEach(SignOfMomentum):
+    """Draws for each parameter, which slices do as well."""
+
+    def step(self, closure: Any = None) -> Any:
+        for _ in self.param_groups[0]["params"]:
+            random.random()
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("make", [DrawsFromPython, DrawsFromNumpy, DrawsFromTorch])
+def test_an_optimizer_that_draws_once_for_a_step_is_refused(make: Callable[[Any], Any]) -> None:
+    with pytest.raises(VdnnError, match="it draws random numbers once for all parameters"):
+        vdnn.offload("vdnn-all", device="sim", optimizer=begin(make).optimizer)
+
+
+@pytest.mark.parametrize("make", [DrawsFromPython, DrawsFromNumpy, DrawsFromTorch, DrawsForEach])
+def test_a_trial_leaves_the_programs_random_numbers_as_they_were(make: Callable[[Any], Any]) -> None:
+    def draw() -> list[float]:
+        return [random.random(), float(np.random.random()), torch.rand(()).item()]
+
+    def seed() -> None:
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+
+    optimizer = begin(make).optimizer
+    seed()
+    expected = draw()
+    seed()
+    with contextlib.suppress(VdnnError):
+        vdnn.offload("vdnn-all", device="sim", optimizer=optimizer)
+    assert draw() == expected
 
 
 class Options:
