@@ -122,7 +122,7 @@ test-full: build
 	VDNN_EXAMPLES=1 $(PYTEST) tests/planning
 	VDNN_DEFERRED_SEEDS=200 $(PYTEST) -m "" tests/deferred
 
-# Random steps and random whole trainings against plain PyTorch, bit for bit. `make test` runs 350 of each.
+# Random steps and random whole trainings against plain PyTorch, bit for bit. `make test` runs 350 and 250 of them.
 .PHONY: fuzz
 fuzz: build
 	$(PY) -m tests.fuzz.run --programs 100000 --workers 2

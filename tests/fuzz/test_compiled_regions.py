@@ -18,6 +18,7 @@ def test_three_compiled_regions_are_as_plain() -> None:
     assert not found, "\n\n".join(found)
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(3, 43, 10))
 def test_forty_compiled_regions_are_as_plain(first: int) -> None:

@@ -23,7 +23,7 @@ def test_fifty_trainings_are_as_plain() -> None:
     assert not found, "\n\n".join(found)
 
 
-@pytest.mark.drawn(of=8)
+@pytest.mark.drawn(of=20)  # `.ci/run` runs random trainings besides
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", range(50, 2000, _CHUNK))

@@ -217,7 +217,7 @@ def test_random_programs_are_recorded_and_guarded_alike(share: float | None, *, 
     assert not found, "\n\n".join(found)
 
 
-@pytest.mark.drawn(of=4)
+@pytest.mark.drawn(of=6)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("recompute", [False, True])
