@@ -130,6 +130,14 @@ def radam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.RAdam(parameters, lr=0.1, weight_decay=0.1)
 
 
+def nadam_with_a_tensor(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.NAdam(parameters, lr=torch.tensor(0.1))  # type: ignore[arg-type]
+
+
+def adam_with_a_tensor(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=torch.tensor(0.1))
+
+
 def asgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.ASGD(parameters, lr=0.1, t0=2)
 
@@ -144,6 +152,8 @@ MADE: list[Make] = [
     UnderAName,
     CountsUnderAName,
     nadam,
+    nadam_with_a_tensor,
+    adam_with_a_tensor,
     radam,
     asgd,
 ]
@@ -205,7 +215,10 @@ def trained(mode: Mode, make: Make, way: str | None, steps: int = 4) -> Any:
 
 @ways
 @pytest.mark.parametrize("make", MADE)
-def test_a_training_has_the_bits_of_one_without_a_session(way: str, make: Make, mode: Mode) -> None:
+def test_a_training_has_the_bits_of_one_without_a_session(
+    way: str, make: Make, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_steps, "_FUSED_ON_THE_CPU", ())
     assert same(trained(mode, make, way), trained(mode, make, None))
 
 

@@ -368,8 +368,8 @@ def _is_foreach_by_default(optimizer: torch.optim.Optimizer, group: Group) -> bo
     """True if torch chooses the form for all parameters at once where they are, and the program has not chosen."""
     if type(optimizer) not in _FOREACH_BY_DEFAULT or group.get("foreach", False) is not None:
         return False
-    if isinstance(group["lr"], torch.Tensor):
-        return False
+    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW) and isinstance(group["lr"], torch.Tensor):
+        return False  # torch takes the for-loop then
     known = _get_foreach_kernels_supported_devices()
     return all(device_of(one).type in known for one in group["params"])
 
