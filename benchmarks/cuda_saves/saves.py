@@ -23,10 +23,10 @@ from vdnn.runtime.rehearsal.attention_masks import masks_as_on_a_gpu
 from vdnn.runtime.rehearsal.fused_attention import attend
 from vdnn.runtime.rehearsal.gpu_calls import gpu_calls
 from vdnn.runtime.rehearsal.host_values import HostValues
-from vdnn.runtime.rehearsal.random_state import same_random_numbers
 from vdnn.runtime.rehearsal.stage import stage
 from vdnn.runtime.rehearsal.subjects import subject_of
 from vdnn.runtime.torch_internals.fake_modules import fake_modules_can_be_converted
+from vdnn.runtime.torch_internals.random_state import same_random_numbers
 
 _CUDA = torch.device("cuda")
 

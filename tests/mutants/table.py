@@ -198,7 +198,7 @@ MUTANTS = [
     *_of(
         "runtime/rehearsal",
         ("runtime/rehearsal/made_warm_up.py", "has_written or found != self._made", "found != self._made"),
-        ("runtime/rehearsal/made_warm_up.py", "random_before != _random_states()", "False"),
+        ("runtime/rehearsal/made_warm_up.py", "random_before != random_states()", "False"),
         ("runtime/rehearsal/made_warm_up.py", "return self._are_storages_the_same()", "return True"),
         ("runtime/rehearsal/expectations.py", "Expectation(left * right)", "Expectation(left + right)"),
         ("runtime/rehearsal/fused_attention.py", "query.dtype is not torch.float32 and not is_half", "False"),

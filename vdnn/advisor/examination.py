@@ -36,7 +36,7 @@ from vdnn.advisor.training_plan import training_plan
 from vdnn.advisor.virtual_step import VirtualStep
 from vdnn.hardware import HardwareProfile, load_profile
 from vdnn.planning.budget import parse_budget
-from vdnn.runtime.rehearsal.random_state import random_state_kept
+from vdnn.runtime.torch_internals.random_state import random_state_kept
 
 EXAMINERS: dict[Kind, Callable[[Evidence], list[Advice]]] = {
     Kind.AMP: mixed_precision,

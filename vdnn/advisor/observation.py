@@ -23,8 +23,8 @@ from vdnn.advisor.host_syncs import HostSync
 from vdnn.advisor.loop_training import LoopTraining
 from vdnn.advisor.parts import Parts
 from vdnn.errors import InvalidArgumentError
-from vdnn.runtime.rehearsal.random_state import random_state_kept
 from vdnn.runtime.rehearsal.user_code import user_code
+from vdnn.runtime.torch_internals.random_state import random_state_kept
 
 Clock = Callable[[], int]
 _FEWEST_TIMED = 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import random
+from typing import Any
 
 import pytest
 import torch
@@ -31,3 +33,18 @@ def test_a_learning_rate_without_data_is_no_error() -> None:
         optimizer = torch.optim.AdamW([parameter], lr=1e-2)
         optimizer.param_groups[0]["lr"] = torch.empty(())
         assert bytes_of_step(optimizer, optimizer.param_groups[0], parameter) is None
+
+
+def test_an_optimizer_that_draws_leaves_the_programs_random_numbers_as_they_were() -> None:
+    class Draws(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            random.random()
+            return super().step(closure)
+
+    parameter = nn.Parameter(torch.zeros(64, 64))
+    optimizer = Draws([parameter], lr=1e-2)
+    random.seed(1)
+    expected = random.random()
+    random.seed(1)
+    assert bytes_of_step(optimizer, optimizer.param_groups[0], parameter) is not None
+    assert random.random() == expected

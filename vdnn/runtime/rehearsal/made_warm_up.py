@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import random
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from vdnn.runtime.machine.allocation_tracker import AllocationTracker
 from vdnn.runtime.rehearsal.subjects import Staged, held_by
 from vdnn.runtime.rehearsal.user_code import user_code
+from vdnn.runtime.torch_internals.random_state import random_states
 from vdnn.runtime.torch_internals.tensor_kinds import storage_of
 
 
@@ -65,7 +63,7 @@ class MadeWarmUp:
     def counted(self, is_managed: Callable[[torch.UntypedStorage], bool]) -> Iterator[None]:
         """A context around the step that counts, until an optimizer steps. `is_managed` tells whether the session has
         taken a storage for one that may move."""
-        self._storages, random_before = self._tracker.live_storages(), _random_states()
+        self._storages, random_before = self._tracker.live_storages(), random_states()
         versions = [one._version for one in self._held]
 
         def called(module: torch.nn.Module, args: object) -> None:
@@ -82,7 +80,7 @@ class MadeWarmUp:
         found = self._gradient_bytes()
         self.unused |= self._made.keys() - found.keys()
         has_written = versions != [one._version for one in self._held]
-        self._differs |= has_written or found != self._made or random_before != _random_states()
+        self._differs |= has_written or found != self._made or random_before != random_states()
 
     @property
     def others_are_unused(self) -> bool:
@@ -129,11 +127,3 @@ def _tensors(held: Iterable[Any]) -> Iterator[torch.Tensor]:
                 yield from (leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor))
         elif isinstance(one, torch.Tensor):
             yield one
-
-
-def _random_states() -> tuple[object, ...]:
-    numpy = sys.modules.get("numpy")
-    with _disable_current_modes():
-        of_torch = torch.get_rng_state().numpy().tobytes()
-    of_numpy = None if numpy is None else str(numpy.random.get_state())
-    return random.getstate(), of_torch, of_numpy

@@ -14,10 +14,10 @@ from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal.attention_masks import masks_as_on_a_gpu
 from vdnn.runtime.rehearsal.gpu_calls import OnTheCard, gpu_calls
 from vdnn.runtime.rehearsal.host_values import HostValues
-from vdnn.runtime.rehearsal.random_state import same_random_numbers
 from vdnn.runtime.torch_internals.backward_modes import backward_under
 from vdnn.runtime.torch_internals.grouped_products import grouped_products_of_all_dtypes
 from vdnn.runtime.torch_internals.plain_imports import imports_without_modes
+from vdnn.runtime.torch_internals.random_state import same_random_numbers
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vdnn.runtime.machine.allocation_tracker import AllocationTracker
+from vdnn.runtime.torch_internals.random_state import random_state_kept
 from vdnn.runtime.training_state.optimizer_copies import copy_without_state, own_step_of
 from vdnn.runtime.training_state.slices import options_of
 
@@ -23,7 +24,7 @@ def bytes_of_step(optimizer: torch.optim.Optimizer, group: dict[str, Any], param
         with _disable_current_modes():  # FakeTensorMode cannot copy tensors with data, which the optimizer may hold
             none = torch.nn.Parameter(torch.empty(0))
             made = copy_without_state(optimizer, [{**copy.deepcopy(options), "params": [none]}])
-        with _disable_current_modes(), FakeTensorMode(), AllocationTracker() as tracker:
+        with _disable_current_modes(), random_state_kept(), FakeTensorMode(), AllocationTracker() as tracker:
             alone = torch.nn.Parameter(torch.empty(parameter.size(), dtype=parameter.dtype))
             alone.grad = torch.empty_like(alone)
             made.param_groups[0]["params"] = [alone]

@@ -7,11 +7,8 @@ steps of each must give the same bits, and draw the same random numbers.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import random
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from vdnn.errors import CombinationError, VdnnError
 from vdnn.runtime.torch_internals.local_shards import is_offloaded_by_fsdp
+from vdnn.runtime.torch_internals.random_state import random_state_kept, random_states, seed_all
 from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage, plain_part
 from vdnn.runtime.training_state.optimizer_copies import attributes_of, copy_without_state, own_step_of
 from vdnn.runtime.training_state.sliced_step import SlicedStep, named_state_of, slicing_refusal
@@ -56,10 +54,7 @@ def require_sliceable(optimizer: torch.optim.Optimizer) -> None:
         return
     if any(isinstance(parameter, FakeTensor) or plain_part(parameter) is None for parameter in parameters):
         return  # a virtual machine has no bits to compare
-    with (
-        torch.random.fork_rng(range(torch.cuda.device_count()) if _has_started_cuda() else ()),
-        _generators_of_others_kept(),
-    ):
+    with random_state_kept():
         _try(optimizer)
 
 
@@ -94,9 +89,9 @@ def _try(optimizer: torch.optim.Optimizer) -> None:
     try:
         for step in range(_STEPS):
             _step_as_a_whole(whole, own_step, step)
-            drawn = _generators()
+            drawn = random_states()
             _step_in_slices(sliced, own_step, step)
-            if not _are_alike(drawn, _generators()):
+            if drawn != random_states():
                 raise VdnnError(slicing_refusal(optimizer, "it draws random numbers once for all parameters"))
     except VdnnError:
         raise
@@ -116,56 +111,14 @@ def _try(optimizer: torch.optim.Optimizer) -> None:
         raise VdnnError(slicing_refusal(optimizer, "it counts its own calls"))
 
 
-def _numpy_random() -> Any:
-    """None if the program does not use numpy."""
-    return getattr(sys.modules.get("numpy"), "random", None)
-
-
-def _generators() -> list[Any]:
-    """The states of the generators from which a step may draw, but those of devices."""
-    numpy_random, of_numpy = _numpy_random(), None
-    if numpy_random is not None:
-        _, words, position, *_ = numpy_random.get_state()
-        of_numpy = words.tobytes(), position
-    return [random.getstate(), of_numpy, torch.get_rng_state()]
-
-
-@contextlib.contextmanager
-def _generators_of_others_kept() -> Iterator[None]:
-    """Behind it Python and numpy draw what they would have drawn without."""
-    numpy_random, of_python = _numpy_random(), random.getstate()
-    of_numpy = None if numpy_random is None else numpy_random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(of_python)
-        if numpy_random is not None:
-            numpy_random.set_state(of_numpy)
-
-
-def _has_started_cuda() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def _seed(seed: int) -> None:
-    """torch.manual_seed would also replace the seed of a GPU that is not in use yet, which nothing sets back."""
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    numpy_random = _numpy_random()
-    if numpy_random is not None:
-        numpy_random.seed(seed)
-    if _has_started_cuda():
-        torch.cuda.manual_seed_all(seed)
-
-
 def _step_as_a_whole(optimizer: torch.optim.Optimizer, own_step: Callable[..., Any], seed: int) -> None:
-    _seed(seed)
+    seed_all(seed)
     _draw_gradients(optimizer)
     own_step(optimizer)
 
 
 def _step_in_slices(optimizer: torch.optim.Optimizer, own_step: Callable[..., Any], seed: int) -> None:
-    _seed(seed)
+    seed_all(seed)
     _draw_gradients(optimizer)
     sliced = SlicedStep(optimizer, functools.partial(own_step, optimizer), (), {})
     for part in slices_of(optimizer.param_groups, lambda parameter: 1, 1):

@@ -1,5 +1,5 @@
-"""Keeps the random states of Python, numpy and torch, so that a rehearsal draws the same numbers each time and leaves
-those of the program as they were."""
+"""Keeps and compares the random states of Python, numpy and torch: what vdnn tries or rehearses draws the same numbers
+each time, and leaves those of the program as they were."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 @contextlib.contextmanager
@@ -38,9 +39,27 @@ def random_state_kept(*generators: Any) -> Iterator[None]:
 def same_random_numbers() -> Iterator[None]:
     """A context in which each run draws the same random numbers, so that random branches repeat."""
     with random_state_kept():
-        random.seed(0)
-        torch.manual_seed(0)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(0)
+        seed_all(0)
         yield
+
+
+def seed_all(seed: int) -> None:
+    """torch.manual_seed would also replace the seed of a GPU that is not in use yet, which nothing sets back."""
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)
+
+
+def random_states() -> tuple[object, ...]:
+    """Those of the host, to compare: where nothing was drawn meanwhile they are equal."""
+    numpy = sys.modules.get("numpy")
+    with _disable_current_modes():
+        of_torch = torch.get_rng_state().numpy().tobytes()
+    if numpy is None:
+        return random.getstate(), of_torch
+    _, words, *position = numpy.random.get_state()
+    return random.getstate(), of_torch, words.tobytes(), position
