@@ -153,7 +153,7 @@ def test_an_optimizer_that_counts_its_calls_where_that_cannot_be_set_back_is_ref
 
 
 class DrawsOnce(SignOfMomentum):
-    """Draws one random number for a step, of which it makes no use as long as there is little noise."""
+    """Draws one random number in each step, and ignores it: only the generator shows that."""
 
     draw: Callable[[], float]
 

@@ -8,7 +8,8 @@ state.
 
 [Note: State leaves again] What stays was decided for the steps that were known. A step for whose size there is no plan
 gets the room: everything leaves at once. Once the plans have settled with the new steps, it is decided again, a bounded
-number of times. After a step that exceeded its budget everything leaves for good.
+number of times. After a step that exceeded its budget everything leaves for good. Both hold for the state that was
+there then: where a session begins with state that is new, and nothing else stays, it is decided for that.
 
 [Note: Steps are recorded anew] State that stays is there as a step begins, which its plan counts. A gradient that stays
 is made in the middle of a step, and the copies of parameters that stay are made no more: so once these stay or leave
